@@ -1,0 +1,123 @@
+"""One tree of errors. Each says what was being done, what went wrong, and what the user can do about it.
+
+    WalmereError
+    ├── ConfigError               walmere.toml, WALMERE_… or an argument is not usable
+    ├── ProtocolError             the bytes are not what the protocol says (carries the offset)
+    ├── ChangeLogError
+    │   ├── ChangeLogVersion      written by another version of the format
+    │   ├── ChangeLogDamaged      a file is torn, missing or fails its checksum
+    │   ├── ChangeLogInUse        another process writes this log
+    │   └── ChangeLogMismatch     the log and the source do not belong together
+    └── SourceError
+        ├── SourceUnavailable     no connection, or it was cut                             (transient)
+        ├── AccessRefused         the role may not do this, or may not log in
+        ├── NotConfigured         a setting of the server forbids logical replication
+        ├── WrongSystem           another PostgreSQL system answers at this address
+        ├── PublicationMissing
+        ├── SlotMissing
+        ├── SlotInUse             another walsender streams from the slot                  (transient)
+        ├── SlotLost              invalidated: the WAL it needed is gone
+        └── SlotUnsuitable        another plugin, another database, not logical
+
+A *transient* error may pass by itself, so the receiver tries again; any other ends it. Errors cross process borders
+(Spark's executors, the receiver's own process), so all of them pickle.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class WalmereError(Exception):
+    """What was being done, what went wrong, and what to do."""
+
+    transient: ClassVar[bool] = False
+
+    def __init__(self, doing: str, wrong: str, hint: str = "") -> None:
+        super().__init__(doing, wrong, hint)
+        self.doing = doing
+        self.wrong = wrong
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.doing}: {self.wrong}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+class ConfigError(WalmereError):
+    """The configuration or an argument is not usable; nothing was started."""
+
+
+class ProtocolError(WalmereError):
+    """A message is truncated or malformed. `offset` is where in the bytes given, counted from 0."""
+
+    def __init__(self, doing: str, wrong: str, hint: str = "", offset: int = 0) -> None:
+        super().__init__(doing, wrong, hint)
+        self.args = (doing, wrong, hint, offset)
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return f"{self.doing}: {self.wrong} at offset {self.offset}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+class ChangeLogError(WalmereError):
+    """Something about the change log on disk."""
+
+
+class ChangeLogVersion(ChangeLogError):
+    """The log was written in a version of the format that this Walmere does not know."""
+
+
+class ChangeLogDamaged(ChangeLogError):
+    """A file of the log is torn, missing, or fails its checksum."""
+
+
+class ChangeLogInUse(ChangeLogError):
+    """Another process is writing this log."""
+
+
+class ChangeLogMismatch(ChangeLogError):
+    """The log and the source do not belong together, or there is a gap between them."""
+
+
+class SourceError(WalmereError):
+    """Something about the source server."""
+
+
+class SourceUnavailable(SourceError):
+    """There is no connection to the source, or it was cut."""
+
+    transient = True
+
+
+class AccessRefused(SourceError):
+    """The role may not log in, or may not do what was asked."""
+
+
+class NotConfigured(SourceError):
+    """A setting of the server forbids what is needed."""
+
+
+class WrongSystem(SourceError):
+    """Another PostgreSQL system answers than the one this subscription began with."""
+
+
+class PublicationMissing(SourceError):
+    """A publication named in the configuration does not exist on the source."""
+
+
+class SlotMissing(SourceError):
+    """The replication slot does not exist any more."""
+
+
+class SlotInUse(SourceError):
+    """Another walsender is streaming from the slot: the slot is the fence between two receivers."""
+
+    transient = True
+
+
+class SlotLost(SourceError):
+    """The slot was invalidated; the server has removed WAL that it needed."""
+
+
+class SlotUnsuitable(SourceError):
+    """A slot of that name exists, but it is not one this subscription can use."""
