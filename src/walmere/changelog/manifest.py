@@ -1,0 +1,377 @@
+"""The manifest: what the change log holds, in commit order. It is the log's only truth.
+
+One file of lines, appended and fsynced; each line is a CRC-32 and a JSON object, so that a person can read it and a
+torn end is noticed. A segment exists when the manifest says so: files it does not name are left-overs of a crash.
+
+    header        the format's version, and which system, database and slot this log belongs to
+    relation      a definition (Relation message, with the Type messages of its columns) under its version number
+    transactions  a segment of whole transactions
+    transaction   one large transaction, in segments of its own, published by reference
+    prepare       the same, waiting for COMMIT PREPARED
+    rollback      ROLLBACK PREPARED: its segments are nobody's any more
+    position      nothing to store, but everything before this LSN is here
+
+Every record but `relation` ends at an LSN: all that was committed before it is in the log. Those LSNs only grow; the
+last of them is the durable position, the one that may be confirmed to PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from walmere.changelog.segment import Block, Segment
+from walmere.errors import ChangeLogDamaged, ChangeLogVersion
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.pgoutput.decode import decode
+from walmere.pgoutput.messages import Relation, Type
+from walmere.pgoutput.relation import RelationVersion
+
+VERSION: Final = 1
+NAME: Final = "manifest.jsonl"
+_FORMAT: Final = "walmere change log"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """To whom the log belongs, and where it begins."""
+
+    system_identifier: str
+    database: str
+    slot: str
+    start_lsn: Lsn
+    first_sequence: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """A segment of whole transactions."""
+
+    segment: Segment
+    count: int
+    commit_lsn: Lsn  # of the last
+    end_lsn: Lsn
+    commit_time: int  # of the last; microseconds of Unix time
+    last_sequence: int
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The files."""
+        return (self.segment,)
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One large transaction, by reference to the segments that were written while it was in progress."""
+
+    xid: int
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_time: int
+    last_sequence: int  # the newest that was given away when it committed
+    segments: tuple[Segment, ...]
+    aborted: frozenset[int] = frozenset()  # subtransactions that were rolled back
+    origin: str | None = None
+    gid: str | None = None  # of a prepared transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prepared transaction. It becomes visible with its COMMIT PREPARED."""
+
+    gid: str
+    xid: int
+    end_lsn: Lsn
+    last_sequence: int
+    segments: tuple[Segment, ...]
+    aborted: frozenset[int] = frozenset()
+    origin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """A prepared transaction that will never be visible."""
+
+    gid: str
+    end_lsn: Lsn
+    last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Everything before `end_lsn` is in the log."""
+
+    end_lsn: Lsn
+    last_sequence: int
+
+
+Record = Transactions | Transaction | Prepared | RolledBack | Position
+Entry = Record | RelationVersion
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a writer has to know of the log to go on with it."""
+
+    header: Header
+    end_lsn: Lsn
+    commit_lsn: Lsn = INVALID_LSN
+    commit_time: int | None = None
+    last_sequence: int = 0
+    prepared: dict[str, Prepared] = field(default_factory=dict)
+    relations: list[RelationVersion] = field(default_factory=list)
+
+    def add(self, entry: Entry) -> None:
+        """Take one more entry into account."""
+        if isinstance(entry, RelationVersion):
+            self.relations.append(entry)
+            return
+        self.end_lsn = max(self.end_lsn, entry.end_lsn)
+        self.last_sequence = entry.last_sequence
+        match entry:
+            case Prepared():
+                self.prepared[entry.gid] = entry
+            case RolledBack():
+                self.prepared.pop(entry.gid, None)
+            case Transaction() | Transactions():
+                self.commit_lsn, self.commit_time = entry.commit_lsn, entry.commit_time
+                if isinstance(entry, Transaction) and entry.gid is not None:
+                    self.prepared.pop(entry.gid, None)
+
+
+class Manifest:
+    """Reads the manifest, from its beginning and then on as it grows."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / NAME
+        try:
+            self._file: BinaryIO = self.path.open("rb")
+        except FileNotFoundError:
+            raise ChangeLogDamaged(
+                f"opening the change log in {directory}", "there is none", "`walmere receive` makes it"
+            ) from None
+        self.position = 0
+        try:
+            line = self._line()
+            if line is None:
+                raise self._damaged("its first line is torn")
+            self.header = _header(self.path, line)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Manifest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End reading."""
+        self._file.close()
+
+    def entries(self) -> Iterator[Entry]:
+        """The entries that have not been read yet. Ends at the end, or at a line that is not whole yet."""
+        while (line := self._line()) is not None:
+            yield _entry(line)
+
+    def replaced(self) -> bool:
+        """Whether retention has put another file in this one's place."""
+        return os.fstat(self._file.fileno()).st_ino != self.path.stat().st_ino
+
+    def _line(self) -> dict[str, Any] | None:
+        self._file.seek(self.position)
+        line = self._file.readline()
+        if not line.endswith(b"\n"):
+            return None
+        if len(line) < 10 or line[:8] != f"{zlib.crc32(line[9:-1]):08x}".encode():
+            if self._file.read(1):
+                raise self._damaged(f"the line at byte {self.position} fails its checksum")
+            return None  # the last one, torn by a crash: nothing after it was ever confirmed
+        self.position += len(line)
+        content: dict[str, Any] = json.loads(line[9:])
+        return content
+
+    def _damaged(self, wrong: str) -> ChangeLogDamaged:
+        return ChangeLogDamaged(
+            f"reading the manifest {self.path}", wrong, "`walmere drop`, and begin the subscription anew"
+        )
+
+
+def summarise(manifest: Manifest) -> Summary:
+    """Read the whole manifest and keep what a writer needs."""
+    header = manifest.header
+    summary = Summary(header, header.start_lsn, last_sequence=header.first_sequence - 1)
+    for entry in manifest.entries():
+        summary.add(entry)
+    return summary
+
+
+def create(directory: Path, header: Header, entries: Iterable[Entry] = ()) -> None:
+    """Write a new manifest in one step, in place of an old one if there is one."""
+    temporary = directory / (NAME + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(_render_header(header))
+        file.writelines(map(render, entries))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(directory / NAME)
+    sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def render(entry: Entry) -> bytes:
+    """One line of the manifest."""
+    match entry:
+        case RelationVersion():
+            body: dict[str, Any] = {
+                "oid": entry.oid,
+                "version": entry.version,
+                "lsn": str(entry.lsn),
+                "name": f"{entry.relation.namespace}.{entry.relation.name}",
+                "message": base64.b64encode(entry.raw).decode(),
+                "types": [[t.oid, t.namespace, t.name] for t in entry.types],
+            }
+            return _line({"relation": body})
+        case Transactions():
+            kind = "transactions"
+            body = {"count": entry.count, "commit_lsn": str(entry.commit_lsn), "commit_time": entry.commit_time}
+            body["segment"] = _segment_json(entry.segment)
+        case Transaction():
+            kind = "transaction"
+            body = {"commit_lsn": str(entry.commit_lsn), "commit_time": entry.commit_time, **_large_json(entry)}
+        case Prepared():
+            kind, body = "prepare", _large_json(entry)
+        case RolledBack():
+            kind, body = "rollback", {"gid": entry.gid}
+        case Position():
+            kind, body = "position", {}
+    return _line({kind: {"end_lsn": str(entry.end_lsn), "last_sequence": entry.last_sequence, **body}})
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _render_header(header: Header) -> bytes:
+    return _line(
+        {
+            "format": _FORMAT,
+            "version": VERSION,
+            "system_identifier": header.system_identifier,
+            "database": header.database,
+            "slot": header.slot,
+            "start_lsn": str(header.start_lsn),
+            "first_sequence": header.first_sequence,
+        }
+    )
+
+
+def _large_json(entry: Transaction | Prepared) -> dict[str, Any]:
+    return {
+        "xid": entry.xid,
+        "gid": entry.gid,
+        "origin": entry.origin,
+        "aborted": sorted(entry.aborted),
+        "segments": [_segment_json(segment) for segment in entry.segments],
+    }
+
+
+def _segment_json(segment: Segment) -> dict[str, Any]:
+    return {
+        "file": segment.file,
+        "length": segment.length,
+        "streamed": segment.streamed,
+        "blocks": [
+            [b.relation, b.version, b.rows, b.first_sequence, b.last_sequence, b.offset, b.length, b.checksum]
+            for b in segment.blocks
+        ],
+    }
+
+
+def _segment(body: dict[str, Any]) -> Segment:
+    blocks = tuple(Block(*numbers) for numbers in body["blocks"])
+    return Segment(body["file"], body["length"], body["streamed"], blocks)
+
+
+def _header(path: Path, content: dict[str, Any]) -> Header:
+    if content.get("format") != _FORMAT:
+        raise ChangeLogDamaged(f"opening {path}", "this is not the manifest of a change log")
+    if content["version"] != VERSION:
+        raise ChangeLogVersion(
+            f"opening {path}",
+            f"the change log has format version {content['version']}, this Walmere reads version {VERSION}",
+            "use the Walmere that wrote it, or a newer one",
+        )
+    return Header(
+        content["system_identifier"],
+        content["database"],
+        content["slot"],
+        Lsn.parse(content["start_lsn"]),
+        content["first_sequence"],
+    )
+
+
+def _entry(content: dict[str, Any]) -> Entry:
+    [(kind, body)] = content.items()
+    if kind == "relation":
+        raw = base64.b64decode(body["message"])
+        relation = decode(raw, streamed=False)
+        assert isinstance(relation, Relation)
+        types = tuple(Type(oid, namespace, name) for oid, namespace, name in body["types"])
+        return RelationVersion(body["oid"], body["version"], Lsn.parse(body["lsn"]), relation, raw, types)
+    end_lsn, last_sequence = Lsn.parse(body["end_lsn"]), body["last_sequence"]
+    match kind:
+        case "transactions":
+            return Transactions(
+                _segment(body["segment"]),
+                body["count"],
+                Lsn.parse(body["commit_lsn"]),
+                end_lsn,
+                body["commit_time"],
+                last_sequence,
+            )
+        case "transaction":
+            return Transaction(
+                body["xid"],
+                Lsn.parse(body["commit_lsn"]),
+                end_lsn,
+                body["commit_time"],
+                last_sequence,
+                tuple(map(_segment, body["segments"])),
+                frozenset(body["aborted"]),
+                body["origin"],
+                body["gid"],
+            )
+        case "prepare":
+            return Prepared(
+                body["gid"],
+                body["xid"],
+                end_lsn,
+                last_sequence,
+                tuple(map(_segment, body["segments"])),
+                frozenset(body["aborted"]),
+                body["origin"],
+            )
+        case "rollback":
+            return RolledBack(body["gid"], end_lsn, last_sequence)
+        case "position":
+            return Position(end_lsn, last_sequence)
+    raise ChangeLogVersion(
+        "reading the manifest", f"it has an entry of an unknown kind, {kind!r}", "use a newer Walmere"
+    )

@@ -1,0 +1,172 @@
+"""The reading end: the transactions of the log, in commit order, as the protocol's messages.
+
+This is for people and small tools, so it decodes message by message. It reads along while a receiver writes, needs no
+lock, and holds one segment in memory, however large a transaction is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
+from walmere.changelog.segment import Block, Segment, read_block
+from walmere.errors import ChangeLogError, ProtocolError
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.pgoutput import messages as m
+from walmere.pgoutput.decode import decode
+from walmere.pgoutput.relation import RelationVersion, RelMap
+
+_POLL: Final = 0.1
+_FRAMES: Final = (m.Begin, m.Commit, m.BeginPrepare, m.Prepare, m.Origin, m.Relation, m.Type)
+
+Wanted = Callable[[m.Relation], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Insert, Update, Delete, Truncate or logical Message, and the relations it speaks of."""
+
+    sequence: int
+    lsn: Lsn
+    message: m.Insert | m.Update | m.Delete | m.Truncate | m.LogicalMessage
+    relations: tuple[m.Relation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTransaction:
+    """One committed transaction; or, with xid 0, a logical message that belongs to none."""
+
+    xid: int
+    commit_lsn: Lsn
+    commit_time: datetime
+    origin: str | None
+    changes: Iterator[Change]  # to be read before the next transaction is asked for
+
+
+class Reader:
+    """Reads a change log from its beginning."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._manifest = Manifest(directory)
+        self._relations = RelMap()
+        self._end = self._manifest.header.start_lsn
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._manifest.close()
+
+    def transactions(
+        self,
+        start: Lsn = INVALID_LSN,
+        *,
+        wanted: Wanted | None = None,
+        follow: Callable[[], bool] = lambda: False,
+    ) -> Iterator[LoggedTransaction]:
+        """Transactions whose commit is at or after `start`, with their changes of the wanted relations.
+
+        Ends with the log; but goes on waiting for more as long as `follow` says so.
+        """
+        if INVALID_LSN < start < self._end:
+            raise ChangeLogError(
+                f"reading the change log from {start}", f"it begins at {self._end}; what was before has been removed"
+            )
+        while True:
+            for entry in self._manifest.entries():
+                if isinstance(entry, RelationVersion):
+                    self._relations.add(entry)
+                elif entry.end_lsn > self._end:
+                    self._end = entry.end_lsn
+                    yield from self._of(entry, start, wanted)
+            if not follow():
+                return
+            time.sleep(_POLL)
+            if self._manifest.replaced():
+                self._manifest.close()
+                self._manifest = Manifest(self._directory)
+
+    def _of(self, entry: Record, start: Lsn, wanted: Wanted | None) -> Iterator[LoggedTransaction]:
+        match entry:
+            case Transaction() if entry.commit_lsn >= start:
+                time_ = m.at(entry.commit_time)
+                changes = self._changes(entry.segments, wanted, entry.aborted)
+                blocks = (block for segment in entry.segments for block in segment.blocks)
+                if wanted is None or any(self._is_wanted(block, wanted) for block in blocks):
+                    yield LoggedTransaction(entry.xid, entry.commit_lsn, time_, entry.origin, changes)
+            case Transactions() if entry.commit_lsn >= start:
+                yield from self._whole(entry.segment, start, wanted)
+
+    def _whole(self, segment: Segment, start: Lsn, wanted: Wanted | None) -> Iterator[LoggedTransaction]:
+        """The transactions of a segment that holds several."""
+        rows = self._rows(segment, wanted)
+        commits = rows.column("commit_lsn").to_pylist()
+        edges = [i for i in range(len(commits)) if i == 0 or commits[i] != commits[i - 1]] + [len(commits)]
+        for begin, end in itertools.pairwise(edges):
+            if commits[begin] < start:
+                continue
+            part = rows.slice(begin, end - begin)
+            xid, time_, origin = (part.column(name)[0] for name in ("xid", "commit_time", "origin"))
+            yield LoggedTransaction(
+                xid.as_py(),
+                Lsn(commits[begin]),
+                m.at(time_.value),
+                origin.as_py(),
+                self._decoded(part, segment.streamed, frozenset()),
+            )
+
+    def _changes(
+        self, segments: tuple[Segment, ...], wanted: Wanted | None, aborted: frozenset[int]
+    ) -> Iterator[Change]:
+        for segment in segments:
+            yield from self._decoded(self._rows(segment, wanted), segment.streamed, aborted)
+
+    def _rows(self, segment: Segment, wanted: Wanted | None) -> pa.Table:
+        """The messages of a segment in their order, with the version of their relation; only of the wanted ones."""
+        parts = []
+        for index, block in enumerate(segment.blocks):
+            if wanted is not None and not self._is_wanted(block, wanted):
+                continue
+            batch = read_block(self._directory, segment, index)
+            version = pa.array([block.version], pa.uint32()).take(pa.array([0] * batch.num_rows))
+            parts.append(pa.Table.from_batches([batch]).append_column("version", version))
+        if not parts:
+            return pa.table({name: [] for name in ("commit_lsn", "xid", "commit_time", "origin")})
+        return pa.concat_tables(parts).sort_by("sequence")
+
+    def _is_wanted(self, block: Block, wanted: Wanted) -> bool:
+        if not block.relation:
+            return False
+        try:
+            return wanted(self._relations.get(block.relation, block.version).relation)
+        except ProtocolError:  # a definition that was rolled back is not in the log, and neither are its rows
+            return False
+
+    def _decoded(self, rows: pa.Table, streamed: bool, aborted: frozenset[int]) -> Iterator[Change]:
+        last = -1
+        for batch in rows.to_batches():
+            columns = [batch.column(name) for name in ("sequence", "lsn", "xid", "relation", "version", "message")]
+            for sequence, lsn, xid, relation, version, data in zip(*(c.to_pylist() for c in columns), strict=True):
+                if sequence == last or xid in aborted:
+                    continue  # a Truncate stands in the block of every relation it empties
+                last = sequence
+                message = decode(data, streamed=streamed)
+                if isinstance(message, m.Insert | m.Update | m.Delete):
+                    relations: tuple[m.Relation, ...] = (self._relations.get(relation, version).relation,)
+                elif isinstance(message, m.Truncate):
+                    relations = tuple(self._relations.current(oid).relation for oid in message.relations)
+                elif isinstance(message, m.LogicalMessage):
+                    relations = ()
+                else:
+                    assert isinstance(message, _FRAMES)
+                    continue
+                yield Change(sequence, Lsn(lsn), message, relations)

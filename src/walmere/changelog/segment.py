@@ -1,0 +1,269 @@
+"""A segment: an immutable Arrow IPC file of messages, grouped by relation.
+
+Each record batch is a *block*: the messages of one relation under one definition, in the order they came, so that
+the task of one table reads its own blocks and no others. Relation 0 is for messages that belong to no relation
+(Begin, Commit, Relation, Type, Origin, logical messages). A Truncate stands in the block of each relation it empties,
+every time under its one sequence number. Sorting a segment by `sequence` therefore gives back the stream, but for
+those repetitions.
+
+A segment is written under a temporary name; it gets its own only when it is whole and fsynced, so a file with a
+segment's name is complete, and any Arrow tool can open it. Each block's checksum is in the manifest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from walmere.errors import ChangeLogDamaged
+from walmere.pgoutput.scan import I64, U32, U64, Scan
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("sequence", pa.uint64(), nullable=False),  # order of arrival
+        pa.field("lsn", pa.uint64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),  # the protocol's own letter
+        pa.field("relation", pa.uint32(), nullable=False),  # OID, or 0
+        pa.field("xid", pa.uint32(), nullable=False),  # inside a streamed transaction, of the subtransaction
+        pa.field("commit_lsn", pa.uint64()),  # null while in progress: then the manifest has it
+        pa.field("commit_time", pa.timestamp("us", "UTC")),
+        pa.field("origin", pa.string()),
+        pa.field("message", pa.binary(), nullable=False),  # as pgoutput sent it
+    ]
+)
+
+TEMPORARY: Final = ".tmp"
+_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One record batch of a segment, as the manifest describes it."""
+
+    relation: int
+    version: int  # of the relation's definition; 0 for relation 0
+    rows: int
+    first_sequence: int
+    last_sequence: int
+    offset: int  # of the batch in the file
+    length: int
+    checksum: int  # CRC-32 of those bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A complete segment file."""
+
+    file: str
+    length: int
+    streamed: bool  # its messages carry an xid after their kind
+    blocks: tuple[Block, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many messages it holds."""
+        return sum(block.rows for block in self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive messages with all that a segment says of them, still in the buffer they came in."""
+
+    scan: Scan
+    rows: slice  # of the scan
+    first_sequence: int
+    relation: U32
+    version: U32
+    xid: U32
+    commit_lsn: U64 | None
+    commit_time: I64 | None
+    origin: npt.NDArray[np.object_] | None
+    truncates: tuple[tuple[int, int, int], ...] = ()  # (row, relation, version), one for each relation emptied
+
+    def groups(self) -> Iterator[tuple[int, int, I64]]:
+        """The rows of each relation and version, in order."""
+        key = self.relation.astype(np.uint64) << np.uint64(32) | self.version
+        row = np.arange(len(key))
+        if self.truncates:
+            emptied = np.array([t[0] for t in self.truncates], np.int64)
+            keep = np.ones(len(key), np.bool_)
+            keep[emptied] = False
+            truncate_key = np.array([t[1] << 32 | t[2] for t in self.truncates], np.uint64)
+            row = np.concatenate([row[keep], emptied])
+            key = np.concatenate([key[keep], truncate_key])
+        order = np.lexsort((row, key))
+        row, key = row[order], key[order]
+        edges = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1], [True])))
+        for begin, end in itertools.pairwise(edges):
+            yield int(key[begin]) >> 32, int(key[begin]) & 0xFFFFFFFF, row[begin:end]
+
+    def batch(self, relation: int, rows: I64) -> pa.RecordBatch:
+        """The record batch of these rows."""
+        start, end = self.scan.start[self.rows][rows], self.scan.end[self.rows][rows]
+        kind = np.ascontiguousarray(self.scan.kind[self.rows][rows])
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(rows.astype(np.uint64) + np.uint64(self.first_sequence)),
+                pa.array(self.scan.lsn[self.rows][rows]),
+                _letters(kind),
+                pa.array(np.full(len(rows), relation, np.uint32)),
+                pa.array(self.xid[rows]),
+                pa.nulls(len(rows), pa.uint64()) if self.commit_lsn is None else pa.array(self.commit_lsn[rows]),
+                pa.nulls(len(rows), SCHEMA.field("commit_time").type)
+                if self.commit_time is None
+                else pa.array(self.commit_time[rows]).cast(SCHEMA.field("commit_time").type),
+                pa.nulls(len(rows), pa.string()) if self.origin is None else pa.array(self.origin[rows], pa.string()),
+                _slices(self.scan.buffer, start, end),
+            ],
+            schema=SCHEMA,
+        )
+
+
+def _letters(kind: npt.NDArray[np.uint8]) -> pa.Array:
+    offsets = np.arange(len(kind) + 1, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(kind), pa.py_buffer(offsets), pa.py_buffer(kind))
+
+
+def _slices(buffer: npt.NDArray[np.uint8], start: I64, end: I64) -> pa.Array:
+    """The bytes between each start and end: an array of value, gap, value, gap, … of which every second is taken."""
+    offsets = np.empty(2 * len(start), np.int32)
+    offsets[0::2], offsets[1::2] = start, end
+    both = pa.BinaryArray.from_buffers(
+        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
+    )
+    return both.take(pa.array(np.arange(0, len(offsets), 2)))
+
+
+class SegmentWriter:
+    """Writes one segment file; `seal` ends the writing, `publish` makes it durable under its name."""
+
+    def __init__(self, directory: Path, file: str, *, streamed: bool = False) -> None:
+        self.path = directory / file
+        self.streamed = streamed
+        self.sink = _ChecksummedFile(self.path.with_name(file + TEMPORARY))
+        self._writer = pa.ipc.new_file(pa.PythonFile(self.sink, "w"), SCHEMA, options=_OPTIONS)
+        self._blocks: list[Block] = []
+
+    @property
+    def length(self) -> int:
+        """Bytes written so far."""
+        return self.sink.position
+
+    def append(self, chunk: Chunk) -> None:
+        """Write each relation's messages of the chunk as a block."""
+        for relation, version, rows in chunk.groups():
+            batch = chunk.batch(relation, rows)
+            offset = self.sink.begin()
+            self._writer.write_batch(batch)
+            first, last = chunk.first_sequence + int(rows[0]), chunk.first_sequence + int(rows[-1])
+            self._blocks.append(
+                Block(
+                    relation,
+                    version,
+                    len(rows),
+                    first,
+                    last,
+                    offset,
+                    self.sink.position - offset,
+                    self.sink.checksum,
+                )
+            )
+
+    def seal(self) -> Segment:
+        """Write the footer. The file is whole, but neither durable nor visible yet."""
+        self._writer.close()
+        return Segment(self.path.name, self.sink.position, self.streamed, tuple(self._blocks))
+
+    def publish(self) -> None:
+        """Make the file durable, then give it its name. The directory is the caller's to fsync."""
+        self.sink.sync()
+        self.sink.path.rename(self.path)
+
+    def discard(self) -> None:
+        """Forget the file."""
+        self.sink.release()
+        self.sink.path.unlink(missing_ok=True)
+
+
+class _ChecksummedFile:
+    """A file for Arrow to write to, that keeps the checksum of what went by since `begin`."""
+
+    closed = False  # asked for by Arrow, which may not close it: it has to be fsynced after the footer
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        self.checksum = 0
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def begin(self) -> int:
+        self.checksum = 0
+        return self.position
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.checksum = zlib.crc32(view, self.checksum)
+        written = 0
+        while written < len(view):
+            written += os.write(self._descriptor, view[written:])
+        self.position += written
+        return written
+
+    def flush(self) -> None:
+        """There is no buffer: Arrow writes whole blocks."""
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+        self.release()
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_block(directory: Path, segment: Segment, index: int) -> pa.RecordBatch:
+    """One block, checked against its checksum."""
+    block = segment.blocks[index]
+    with open_segment(directory, segment) as source:
+        source.seek(block.offset)
+        data = source.read_buffer(block.length)
+        if zlib.crc32(data) != block.checksum:
+            raise damaged(directory / segment.file, f"block {index} fails its checksum")
+        try:
+            return pa.ipc.open_file(source).get_batch(index)
+        except pa.ArrowInvalid as error:  # the footer has no checksum of its own
+            raise damaged(directory / segment.file, str(error)) from None
+
+
+def open_segment(directory: Path, segment: Segment) -> pa.MemoryMappedFile:
+    """Open a segment's file, if it is there and as long as the manifest says."""
+    path = directory / segment.file
+    try:
+        source = pa.memory_map(str(path))
+    except FileNotFoundError:
+        raise damaged(path, "the file is missing") from None
+    if source.size() != segment.length:
+        size = source.size()
+        source.close()
+        raise damaged(path, f"it has {size} bytes instead of {segment.length}")
+    return source
+
+
+def damaged(path: Path, wrong: str) -> ChangeLogDamaged:
+    """The error for a segment that cannot be trusted."""
+    return ChangeLogDamaged(
+        f"reading segment {path}",
+        wrong,
+        "the receiver fetches it again at its next start if the slot has not been confirmed past it yet; "
+        "otherwise `walmere drop` and begin anew",
+    )
