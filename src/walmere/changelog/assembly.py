@@ -411,9 +411,9 @@ class Assembly:
             self._writer.remove(prepared.segments)
 
     def _message(self, s: Scan, at: int, message: m.LogicalMessage) -> None:
-        if message.lsn < self.position:
+        if message.lsn <= self.position:  # a message's LSN is where its record ends, unlike a commit's
             return
-        self.position = Lsn(message.lsn + 1)  # its record's end is not said; its start is enough to know it again
+        self.position = message.lsn
         if message.prefix == HEARTBEAT:
             self._writer.advance(self.position, self.sequence + at - 1)
             return

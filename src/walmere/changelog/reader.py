@@ -110,7 +110,9 @@ class Reader:
         """The transactions of a segment that holds several."""
         rows = self._rows(segment, wanted)
         commits = rows.column("commit_lsn").to_pylist()
-        edges = [i for i in range(len(commits)) if i == 0 or commits[i] != commits[i - 1]] + [len(commits)]
+        # a message outside transactions may have the LSN of the commit that follows it, but never its xid
+        whose = list(zip(commits, rows.column("xid").to_pylist(), strict=True))
+        edges = [i for i in range(len(whose)) if i == 0 or whose[i] != whose[i - 1]] + [len(whose)]
         for begin, end in itertools.pairwise(edges):
             if commits[begin] < start:
                 continue

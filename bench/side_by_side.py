@@ -1,0 +1,102 @@
+"""What benchmarks have in common: a server, timed processes with their peak memory, a table and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A process that has ended."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+
+
+def timed(command: Sequence[str | Path], **environment: str) -> Run:
+    """Run a command to its end; one that fails ends the benchmark with what it said."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+    )
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    if process.returncode:
+        sys.exit(f"{command[0]} ended with {process.returncode}:\n{said.decode(errors='replace')}")
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+@dataclass
+class Report:
+    """Bars and what was seen."""
+
+    title: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def ratio(
+        self, name: str, bar: float, limit_tool: str, limit: Callable[[], Run], ours: Callable[[], Run], rounds: int
+    ) -> None:
+        """Run both in turn, so that noise of the machine meets both; compare their medians."""
+        theirs, mine = [], []
+        for number in range(rounds):
+            theirs.append(limit())
+            mine.append(ours())
+            seconds = f"{limit_tool} {theirs[-1].seconds:.2f} s, ours {mine[-1].seconds:.2f} s"
+            print(f"  {name} {number + 1}/{rounds}: {seconds}")
+        median = statistics.median(run.seconds for run in mine) / statistics.median(run.seconds for run in theirs)
+        self.rows.append(
+            {
+                "bar": name,
+                "limit_tool": limit_tool,
+                "limit_seconds": [round(run.seconds, 2) for run in theirs],
+                "seconds": [round(run.seconds, 2) for run in mine],
+                "cpu_seconds": [round(run.cpu_seconds, 2) for run in mine],
+                "peak_mb": max(run.peak_bytes for run in mine) >> 20,
+                "value": round(median, 3),
+                "target": f"≤ {bar} × {limit_tool}",
+                "met": median <= bar,
+            }
+        )
+
+    def value(self, name: str, value: Any, target: str, met: bool, **more: Any) -> None:
+        """A bar that is not a ratio of times."""
+        print(f"  {name}: {value} ({target})")
+        self.rows.append({"bar": name, "value": value, "target": target, "met": met, **more})
+
+    def finish(self) -> None:
+        """Print the table and the JSON; end with 1 if a bar was missed."""
+        table = Table("bar", "limit tool, s", "ours, s", "value", "target", "", title=self.title)
+        for row in self.rows:
+            times = [" ".join(map(str, row.get(key, []))) for key in ("limit_seconds", "seconds")]
+            table.add_row(row["bar"], *times, str(row["value"]), row["target"], "met" if row["met"] else "MISSED")
+        Console(width=160).print(table)
+        result = {"title": self.title, **self.facts, "bars": self.rows}
+        RESULTS.mkdir(exist_ok=True)
+        text = json.dumps(result, indent=2, ensure_ascii=False)
+        (RESULTS / f"{self.title.split()[0]}.json").write_text(text)
+        print(text)
+        sys.exit(0 if all(row["met"] for row in self.rows) else 1)

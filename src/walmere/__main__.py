@@ -1,0 +1,5 @@
+"""`python -m walmere`."""
+
+from walmere.cli import main
+
+main()

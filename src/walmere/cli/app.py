@@ -1,0 +1,191 @@
+"""The commands. Each reads the configuration, does its work elsewhere, and prints through `output`.
+
+Exit codes: 0 fine; 1 something is wrong, at the source, in the log, or found by `check`; 2 the configuration or the
+arguments are not usable, and nothing was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+import walmere
+from walmere import config as configuration
+from walmere.changelog.reader import Reader
+from walmere.changelog.writer import Lock
+from walmere.cli import output
+from walmere.config import Config
+from walmere.errors import ConfigError, WalmereError
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.pgoutput.messages import Relation
+from walmere.publisher import catalog, slot
+from walmere.publisher.check import check as preflight
+from walmere.publisher.connect import check_dsn, connect, describe
+from walmere.subscription.receiver import Receiver
+from walmere.subscription.status import status as status_of
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="PostgreSQL logical replication whose subscriber is Apache Spark.",
+)
+
+ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="walmere.toml", show_default=True)]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+_DEFAULT = Path("walmere.toml")
+
+
+def main() -> None:
+    """Run a command; errors become one message and an exit code."""
+    try:
+        app()
+    except ConfigError as error:
+        _fail(error, 2)
+    except WalmereError as error:
+        _fail(error, 1)
+    except BrokenPipeError:
+        sys.stderr.close()  # `walmere log | head`: nobody reads on
+        sys.exit(0)
+
+
+def _fail(error: WalmereError, code: int) -> NoReturn:
+    output.error(error)
+    sys.exit(code)
+
+
+def _load(path: Path) -> Config:
+    config = configuration.load(path)
+    check_dsn(config.source)
+    return config
+
+
+def _lsn(text: str) -> Lsn:
+    try:
+        return Lsn.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False) -> None:
+    if version:
+        print(walmere.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def check(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
+    """Look whether the source can be received from, and say what to do where it cannot."""
+    source = _load(config).source
+    report = preflight(source)
+    output.findings(describe(source), report, as_json=json)
+    if any(finding.level == "problem" for finding in report):
+        raise typer.Exit(1)
+
+
+@app.command()
+def receive(
+    config: ConfigFile = _DEFAULT,
+    until: Annotated[Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="End when this LSN is durable.")] = None,
+    once: Annotated[bool, typer.Option(help="End when all that the source has now is durable.")] = False,
+) -> None:
+    """Receive the publication into the change log, until stopped."""
+    if once and until is not None:
+        raise ConfigError("reading the arguments", "--once and --until cannot be given together")
+    loaded = _load(config)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    if once:
+        with connect(loaded.source, "walmere receive") as connection:
+            until = catalog.wal_position(connection)
+    receiver = Receiver(loaded)
+    with _stopped_by_signals(receiver):
+        durable = receiver.run(until)
+    print(f"everything before {durable} is durable in {loaded.changelog}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(receiver: Receiver) -> Iterator[None]:
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: receiver.stop()) for number in wanted]
+    try:
+        yield
+    finally:
+        for number, handler in zip(wanted, before, strict=True):
+            signal.signal(number, handler)
+
+
+@app.command()
+def log(
+    config: ConfigFile = _DEFAULT,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more arrives.")] = False,
+    table: Annotated[str | None, typer.Option(help="Only changes of this table: name, or schema.name.")] = None,
+    start: Annotated[
+        Lsn | None, typer.Option("--from", parser=_lsn, metavar="LSN", help="Only what committed at or after this LSN.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Show the transactions of the change log."""
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    wanted = None if table is None else lambda relation: _named(relation, table)
+    with Reader(_load(config).changelog) as reader, contextlib.suppress(KeyboardInterrupt):
+        for transaction in reader.transactions(
+            start or INVALID_LSN, wanted=wanted, follow=lambda: follow and not stopping.is_set()
+        ):
+            output.transaction(transaction, as_json=json)
+
+
+def _named(relation: Relation, table: str) -> bool:
+    return table in (relation.name, f"{relation.namespace}.{relation.name}")
+
+
+@app.command()
+def status(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
+    """Show where the source is, and where we are."""
+    output.status(status_of(_load(config)), as_json=json)
+
+
+@app.command()
+def drop(
+    config: ConfigFile = _DEFAULT,
+    keep_slot: Annotated[bool, typer.Option(help="Leave the source alone: it is gone, or the slot is.")] = False,
+) -> None:
+    """Drop the replication slot, and delete the change log."""
+    loaded = _load(config)
+    directory = loaded.subscription.directory
+    lock = Lock(loaded.changelog) if loaded.changelog.exists() else None
+    if keep_slot:
+        print(f"left slot {loaded.source.slot} alone")
+    else:
+        _drop_slot(loaded)
+    if lock is None:
+        print(f"there is no change log in {directory}")
+        return
+    for part in (loaded.changelog, directory / "origins"):
+        shutil.rmtree(part, ignore_errors=True)
+    lock.release()
+    with contextlib.suppress(OSError):
+        directory.rmdir()  # if nothing else is in it
+    print(f"deleted the change log in {directory}")
+
+
+def _drop_slot(config: Config) -> None:
+    source = config.source
+    with connect(source, "walmere drop", replication=True) as connection:
+        found = slot.read(connection, source.slot)
+        if found is None:
+            print(f"there is no slot {source.slot} on the source")
+            return
+        slot.require_ours(found, connection.info.dbname)
+        slot.drop(connection, source)
+        print(f"dropped slot {source.slot}")

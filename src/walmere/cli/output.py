@@ -1,0 +1,170 @@
+"""How things are shown: to people on a terminal, or as JSON to machines. No command prints in any other way."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from walmere.changelog.reader import Change, LoggedTransaction
+from walmere.errors import WalmereError
+from walmere.pgoutput import messages as m
+from walmere.publisher.check import Finding
+
+_MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
+
+
+def error(problem: WalmereError) -> None:
+    """What was being done, what went wrong, and a hint."""
+    print(f"walmere: {problem}", file=sys.stderr)
+
+
+def findings(source: str, report: Sequence[Finding], *, as_json: bool) -> None:
+    """What `check` found."""
+    if as_json:
+        fine = all(finding.level != "problem" for finding in report)
+        print(json.dumps({"source": source, "ok": fine, "findings": [asdict(finding) for finding in report]}, indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{escape(source)}[/bold]")
+    for finding in report:
+        console.print(f" {_MARKS[finding.level]} {finding.name}: {escape(finding.what)}")
+        for line in finding.fix.splitlines():
+            console.print(f"     [cyan]{escape(line)}[/cyan]")
+    problems = sum(finding.level == "problem" for finding in report)
+    warnings = sum(finding.level == "warning" for finding in report)
+    console.print(f"{problems} problems, {warnings} warnings")
+
+
+def status(state: dict[str, Any], *, as_json: bool) -> None:
+    """Where everything is."""
+    if as_json:
+        print(json.dumps(state, indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    slot = state["slot"]
+    console.print(f"[bold]{escape(state['subscription'])}[/bold]")
+    if state["error"]:
+        console.print(f"  [red]{escape(state['error'])}[/red]")
+    if slot:
+        use = "active" if slot["active"] else "not active"
+        retained = _bytes(slot["retained_bytes"])
+        console.print(f"  slot {slot['name']}: {use}, {slot['wal_status']}, holds {retained} of WAL on the source")
+    for label in ("source", "received", "durable", "applied"):
+        console.print(f"  {label:<9} {state[label + '_lsn'] or '–'}")
+    if state["lag_bytes"] is not None:
+        console.print(f"  lag       {_bytes(state['lag_bytes'])}")
+    if state["tables"]:
+        table = Table("table", "phase", "copied", "applied", "rejects", box=None, pad_edge=False)
+        for row in state["tables"]:
+            table.add_row(
+                escape(row["name"]),
+                row["phase"],
+                str(row["rows_copied"]),
+                row["applied_lsn"] or "–",
+                str(row["rejects"]),
+            )
+        console.print(table)
+
+
+def transaction(logged: LoggedTransaction, *, as_json: bool) -> None:
+    """One transaction; written piece by piece, since it may be larger than memory."""
+    if as_json:
+        head = {
+            "xid": logged.xid,
+            "commit_lsn": str(logged.commit_lsn),
+            "commit_time": logged.commit_time.isoformat(),
+            "origin": logged.origin,
+        }
+        print(json.dumps(head, ensure_ascii=False)[:-1], end=', "changes": [')
+        for index, change in enumerate(logged.changes):
+            print(", " * (index > 0) + json.dumps(_change(change), ensure_ascii=False), end="")
+        print("]}", flush=True)
+        return
+    origin = f"  origin {logged.origin}" if logged.origin else ""
+    what = f"transaction {logged.xid}" if logged.xid else "message outside transactions"
+    print(f"{logged.commit_lsn}  {logged.commit_time:%Y-%m-%d %H:%M:%S.%f%z}  {what}{origin}")
+    for change in logged.changes:
+        print(f"  {_line(change)}")
+    sys.stdout.flush()
+
+
+def _change(change: Change) -> dict[str, Any]:
+    """A change for machines. Values are PostgreSQL's text; bytes that are not UTF-8 do not occur in text."""
+    shown: dict[str, Any] = {"kind": type(change.message).__name__.lower(), "lsn": str(change.lsn)}
+    match message := change.message:
+        case m.LogicalMessage():
+            shown |= {"kind": "message", "transactional": message.transactional, "prefix": message.prefix}
+            shown["content"] = message.content.decode(errors="backslashreplace")
+        case m.Truncate():
+            shown["tables"] = [_name(relation) for relation in change.relations]
+            shown |= {"cascade": message.cascade, "restart_identity": message.restart_identity}
+        case _:
+            relation = change.relations[0]
+            shown["table"] = _name(relation)
+            for part in ("key", "old", "new"):
+                if (values := getattr(message, part, None)) is not None:
+                    shown[part] = {c: _text(v) for c, v in _pairs(relation, values, part) if v is not m.UNCHANGED}
+            if unchanged := [c for c, v in _pairs(relation, getattr(message, "new", ()), "new") if v is m.UNCHANGED]:
+                shown["unchanged"] = unchanged
+    return shown
+
+
+def _line(change: Change) -> str:
+    """A change for people."""
+    match message := change.message:
+        case m.LogicalMessage():
+            return f"MESSAGE {message.prefix}: {message.content.decode(errors='backslashreplace')}"
+        case m.Truncate():
+            options = " RESTART IDENTITY" * message.restart_identity + " CASCADE" * message.cascade
+            return f"TRUNCATE {', '.join(_name(relation) for relation in change.relations)}{options}"
+        case m.Update(key=key, old=old, new=new):
+            relation = change.relations[0]
+            before = _values(relation, key or old, "key" if key else "old") if key or old else ""
+            return f"UPDATE {_name(relation)}  {before + ' → ' if before else ''}{_values(relation, new, 'new')}"
+        case m.Insert(new=new):
+            return f"INSERT {_name(change.relations[0])}  {_values(change.relations[0], new, 'new')}"
+        case m.Delete(key=key, old=old):
+            shown = _values(change.relations[0], key or old or (), "key" if key else "old")
+            return f"DELETE {_name(change.relations[0])}  {shown}"
+
+
+def _pairs(relation: m.Relation, values: m.Tuple, part: str) -> Iterable[tuple[str, m.Value]]:
+    """Columns and values; of a key tuple only the key, since its other columns say nothing."""
+    for column, value in zip(relation.columns, values, strict=False):
+        if part != "key" or column.is_key:
+            yield column.name, value
+
+
+def _values(relation: m.Relation, values: m.Tuple | None, part: str) -> str:
+    return "  ".join(f"{name}={_shown(value)}" for name, value in _pairs(relation, values or (), part))
+
+
+def _shown(value: m.Value) -> str:
+    if value is m.UNCHANGED:
+        return "(unchanged)"
+    return "NULL" if value is None else repr(_text(value))
+
+
+def _text(value: m.Value) -> str | None:
+    data = value.data if isinstance(value, m.Binary) else value
+    return data.decode(errors="backslashreplace") if isinstance(data, bytes) else None
+
+
+def _name(relation: m.Relation) -> str:
+    return f"{relation.namespace or 'pg_catalog'}.{relation.name}"
+
+
+def _bytes(count: int | None) -> str:
+    size = float(count or 0)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TB"

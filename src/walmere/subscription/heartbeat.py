@@ -1,0 +1,74 @@
+"""Keeps an idle subscription alive: a logical message when nothing has come for a while.
+
+On a quiet database the slot's position would stand still while other databases of the cluster write WAL, and the disk
+would fill. `pg_logical_emit_message` needs no table and no rights of its own, and comes back through the stream, which
+proves the whole way. The same thread looks whether the publications are still there: PostgreSQL 18 only warns in its
+own log when they are not, and sends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from walmere.changelog.assembly import HEARTBEAT
+from walmere.config import Source
+from walmere.errors import PublicationMissing, WalmereError
+from walmere.publisher import catalog
+from walmere.publisher.connect import Connection, speaking
+
+_log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """A thread beside the stream, on an ordinary connection."""
+
+    def __init__(self, connection: Connection, source: Source) -> None:
+        self._connection = connection
+        self._source = source
+        self._stopping = threading.Event()
+        self._failure: WalmereError | None = None
+        self._heard = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="walmere-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin; without an interval there is nothing to do."""
+        if self._source.heartbeat:
+            self._thread.start()
+
+    def heard(self, now: float) -> None:
+        """Something came through the stream."""
+        self._heard = now
+
+    def check(self) -> None:
+        """Raise what was found missing."""
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End the thread; a query in progress is cancelled with its connection."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._connection.cancel_safe(timeout=1.0)
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        interval = self._source.heartbeat
+        writable = True
+        while not self._stopping.wait(interval / 4):
+            try:
+                with speaking(self._source, "looking after the publications"):
+                    catalog.require_publications(self._connection, self._source.publications)
+                if writable and time.monotonic() - self._heard >= interval:
+                    with speaking(self._source, "writing a heartbeat message"):
+                        catalog.emit_message(self._connection, HEARTBEAT)
+            except PublicationMissing as error:
+                self._failure = error
+                return
+            except WalmereError as error:
+                if self._connection.closed:
+                    return  # the stream notices the same, and starts again with a new heartbeat
+                if writable and not self._stopping.is_set():
+                    _log.warning("%s: %s; going on without it", error.doing, error.wrong)
+                writable = False

@@ -1,0 +1,37 @@
+"""Replication origin progress: how far each sink has applied the source's WAL.
+
+A sink writes its position here after its commit is durable. The receiver reads all of them: the smallest is the
+*applied* position in its feedback, and no segment goes before every sink has it. A subscription without a sink has no
+applied position, and its log is kept by time alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from walmere.lsn import Lsn
+
+
+class Origins:
+    """The positions of all sinks of one subscription."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "origins"
+
+    def advance(self, sink: str, lsn: Lsn) -> None:
+        """Record durably that this sink has applied everything before the LSN."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"{sink}.json"
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w") as file:
+            json.dump({"lsn": str(lsn)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+
+    def applied(self) -> Lsn | None:
+        """What every sink has applied; None if there is no sink."""
+        files = sorted(self._directory.glob("*.json"))
+        return min((Lsn.parse(json.loads(path.read_text())["lsn"]) for path in files), default=None)

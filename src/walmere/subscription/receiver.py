@@ -1,0 +1,272 @@
+"""The receiver, PostgreSQL's walreceiver: one replication connection, into the change log, confirmed when durable.
+
+Three positions, all of them real:
+
+    received   the stream was read up to here
+    durable    everything before here is fsynced in the change log: this is what the slot may forget
+    applied    every sink has it (0/0 without one)
+
+It is lazy (DESIGN 7): when the socket is empty it does not wait for the next message but for some milliseconds, so that
+walsender fills its buffer. It feeds the log when enough has come, or when the oldest message has waited for the age at
+which a segment is cut.
+
+It goes on by itself after errors that may pass, with growing pauses, and stops with an error that says what to do
+after those that do not: another system behind the address, a lost slot, a publication that is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from walmere.changelog import retention
+from walmere.changelog.assembly import Assembly
+from walmere.changelog.manifest import Header
+from walmere.changelog.writer import Lock, Writer, create, header_of
+from walmere.config import Config
+from walmere.errors import ChangeLogMismatch, SlotMissing, WalmereError, WrongSystem
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.publisher import catalog, slot
+from walmere.publisher.connect import MISSING, Connection, connect
+from walmere.publisher.stream import Stream, System, identify_system
+from walmere.subscription.heartbeat import Heartbeat
+from walmere.subscription.origin import Origins
+
+_log = logging.getLogger(__name__)
+
+SLAB: Final = 4 << 20
+"""Bytes that are put together at once."""
+LAZY: Final = 0.05
+"""Seconds to leave walsender alone when the socket is empty and more is likely to come."""
+FEEDBACK: Final = 1.0
+"""Seconds between two status updates while the durable position moves."""
+SILENCE: Final = 10.0
+"""And at the most, even if nothing moves."""
+BACKOFF: Final = (0.1, 30.0)
+"""The first pause before connecting again, and the longest."""
+_RETENTION: Final = 60.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the receiver is. Written to `receiver.json` for `walmere status`; the log itself is the truth."""
+
+    received: Lsn = INVALID_LSN
+    durable: Lsn = INVALID_LSN
+    applied: Lsn = INVALID_LSN
+
+
+class Receiver:
+    """Receives until `stop` is called, or until everything before a given LSN is durable."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._directory = config.changelog
+        self._stopping = threading.Event()
+        self._origins = Origins(config.subscription.directory)
+        self.progress = Progress()
+
+    def stop(self) -> None:
+        """End soon: finish what has arrived, make it durable, confirm it. Safe in a signal handler."""
+        self._stopping.set()
+
+    def run(self, until: Lsn | None = None) -> Lsn:
+        """Receive. Returns the durable position."""
+        lock = Lock(self._directory)
+        try:
+            return self._run(until)
+        finally:
+            (self._config.subscription.directory / "receiver.json").unlink(missing_ok=True)
+            lock.release()
+
+    def _run(self, until: Lsn | None) -> Lsn:
+        pause, longest = BACKOFF
+        log: _Log | None = None
+        try:
+            while True:
+                before = self.progress.durable
+                try:
+                    with closing(_Session(self._config)) as session:
+                        confirmed = session.prepare(self._directory)
+                        log = log or _Log(self._config, confirmed)
+                        session.fits(log.writer.durable, confirmed)
+                        session.start(log.assembly.position)
+                        self._receive(session, log, until)
+                    return log.writer.durable
+                except WalmereError as error:
+                    if not error.transient:
+                        raise
+                    pause = BACKOFF[0] if self.progress.durable > before else pause
+                    wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
+                    _log.warning("%s: %s; trying again in %.1f s", error.doing, error.wrong, wait)
+                    if log is not None:
+                        log.assembly.reset()
+                    if self._stopping.wait(wait):
+                        return self.progress.durable
+                    pause = min(pause * 2, longest)
+        finally:
+            if log is not None:
+                log.assembly.reset()
+                log.writer.close()
+
+    def _receive(self, session: _Session, log: _Log, until: Lsn | None) -> None:
+        stream, writer, assembly = session.stream, log.writer, log.assembly
+        age = self._config.subscription.segment_seconds
+        frames: list[memoryview] = []
+        size = 0  # of what came since the last feed; before it stands what that one left, an unfinished transaction
+        oldest = sent = tidied = time.monotonic()
+        while True:
+            writer.check()
+            session.heartbeat.check()
+            arrived, empty = (0, True) if writer.busy else stream.read(frames, SLAB)
+            now = time.monotonic()
+            if arrived:
+                oldest = oldest if size else now
+                size += arrived
+                session.heartbeat.heard(now)
+            ending = self._stopping.is_set() or (until is not None and writer.durable >= until)
+            if size and (size >= SLAB or now - oldest >= age or ending):
+                frames, size = assembly.feed(frames), 0
+            writer.cut_if_older(age)
+            if not frames:
+                awaited = until is not None and writer.durable < until <= stream.keepalive_lsn
+                if ending or awaited or stream.reply_requested or now - sent >= SILENCE:
+                    assembly.advance(stream.keepalive_lsn)
+            if ending:
+                writer.flush()
+            moved = writer.durable > self.progress.durable
+            if ending or stream.reply_requested or now - sent >= (FEEDBACK if moved else SILENCE):
+                self._confirm(stream, writer, assembly)
+                sent = now
+            if ending:
+                return
+            if now - tidied >= max(_RETENTION, self._config.subscription.keep_seconds / 24):
+                retention.submit(writer, self._origins.applied(), self._config.subscription.keep_seconds)
+                tidied = now
+            if empty:
+                self._pause(stream, writer, oldest + age - now if size else None)
+
+    def _pause(self, stream: Stream, writer: Writer, due: float | None) -> None:
+        """Nothing to read: leave walsender alone while more is likely to come, else wait until it sends."""
+        if due is not None:
+            time.sleep(max(0.0, min(LAZY, due)))
+        elif writer.busy or not writer.settled:
+            time.sleep(0.002)
+        else:
+            stream.wait(0.25)
+
+    def _confirm(self, stream: Stream, writer: Writer, assembly: Assembly) -> None:
+        """Say how far we are. The durable position is read first: nothing later is ever confirmed."""
+        durable = writer.durable
+        received = max(assembly.position, stream.keepalive_lsn, durable)
+        applied = self._origins.applied() or INVALID_LSN
+        stream.confirm(received, durable, applied)
+        self.progress = Progress(received, durable, applied)
+        self._publish()
+
+    def _publish(self) -> None:
+        path = self._config.subscription.directory / "receiver.json"
+        temporary = path.with_suffix(".tmp")
+        state = {"pid": os.getpid(), "received_lsn": str(self.progress.received), "time": time.time()}
+        temporary.write_text(json.dumps(state))
+        temporary.rename(path)
+
+
+class _Log:
+    """The writing end of the change log, opened when the source has said what it has confirmed."""
+
+    def __init__(self, config: Config, confirmed: Lsn) -> None:
+        self.writer = Writer(config.changelog, confirmed, segment_bytes=config.subscription.segment_bytes)
+        self.assembly = Assembly(self.writer)
+
+
+class _Session:
+    """One connection, from looking whether slot, log and server belong together to the end of the stream."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        source = config.source
+        self._name = f"walmere_{config.subscription.name}"
+        self._sql: Connection = connect(source, self._name)
+        try:
+            self._replication = connect(source, self._name, replication=True)
+        except WalmereError:
+            self._sql.close()
+            raise
+        self.heartbeat: Heartbeat
+        self.stream: Stream
+
+    def prepare(self, directory: Path) -> Lsn:
+        """Make slot and log if they are new; else see that they fit. Returns what the slot has confirmed."""
+        source = self._config.source
+        system = identify_system(self._replication)
+        header = header_of(directory)
+        if header is not None:
+            _same_system(header, system, self._config)
+        catalog.require_publications(self._sql, source.publications)
+        found = slot.read(self._sql, source.slot)
+        if found is None:
+            if header is not None:
+                raise SlotMissing("preparing to receive", f"replication slot {source.slot} does not exist", MISSING)
+            confirmed = slot.create(self._replication, source)
+        else:
+            slot.require_usable(found, system.database)
+            confirmed = found.confirmed_lsn or INVALID_LSN
+        if header is None:
+            create(directory, Header(system.identifier, system.database, source.slot, confirmed))
+        return confirmed
+
+    def fits(self, durable: Lsn, confirmed: Lsn) -> None:
+        """See that nothing is missing between the log's end and what the slot can still send."""
+        doing, name = "preparing to receive", self._config.source.slot
+        anew = "`walmere drop`, then begin anew"
+        if confirmed > durable:
+            raise ChangeLogMismatch(
+                doing,
+                f"slot {name} has moved on to {confirmed}, the change log ends at {durable}: there is a gap",
+                anew,
+            )
+        if (position := catalog.wal_position(self._sql)) < durable:
+            raise ChangeLogMismatch(
+                doing,
+                f"the source's WAL ends at {position}, the change log already has {durable}:"
+                " the source was restored from a backup, or failed over and lost transactions",
+                anew,
+            )
+
+    def start(self, position: Lsn) -> None:
+        """START_REPLICATION from where the log ends."""
+        self.stream = Stream(self._config.source, self._replication, position)
+        self.heartbeat = Heartbeat(self._sql, self._config.source)
+        self.heartbeat.start()
+
+    def close(self) -> None:
+        """End both connections."""
+        if hasattr(self, "heartbeat"):
+            self.heartbeat.stop()
+        self._replication.close()
+        self._sql.close()
+
+
+def _same_system(header: Header, system: System, config: Config) -> None:
+    """Refuse to mix two histories in one log."""
+    doing = f"connecting the change log in {config.changelog}"
+    if header.system_identifier != system.identifier:
+        raise WrongSystem(
+            doing,
+            f"it was received from system {header.system_identifier}, at this address is {system.identifier}",
+            "correct source.dsn; or, if the source was rebuilt, `walmere drop` and begin anew",
+        )
+    for what, had, has in (("database", header.database, system.database), ("slot", header.slot, config.source.slot)):
+        if had != has:
+            raise ChangeLogMismatch(
+                doing, f"it was received from {what} {had}, not {has}", "use another subscription.directory"
+            )

@@ -1,0 +1,95 @@
+"""What `walmere status` tells: where the source is, where we are, and what lies between."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from walmere.changelog import manifest
+from walmere.changelog.manifest import Manifest, Summary
+from walmere.config import Config
+from walmere.errors import SourceError
+from walmere.lsn import Lsn
+from walmere.publisher import catalog, slot
+from walmere.publisher.connect import connect, speaking
+from walmere.subscription.origin import Origins
+
+
+def status(config: Config) -> dict[str, Any]:
+    """Everything, as JSON would have it. A source that does not answer leaves its part null, and says why."""
+    source = _source(config)
+    log = _log(config)
+    durable = log.end_lsn if log is not None else None
+    received = _received(config) or durable
+    applied = Origins(config.subscription.directory).applied()
+    behind = applied if applied is not None else durable
+    wal: Lsn | None = source["wal"]
+    lag = None if wal is None or behind is None else max(0, wal - behind)
+    committed = log.commit_time if log is not None else None
+    return {
+        "subscription": config.subscription.name,
+        "slot": source["slot"],
+        "source_lsn": _text(wal),
+        "received_lsn": _text(received),
+        "durable_lsn": _text(durable),
+        "applied_lsn": _text(applied),
+        "lag_bytes": lag,
+        # of the newest commit we have; when nothing is missing there is no lag, however old that is
+        "lag_seconds": 0.0 if lag == 0 else None if committed is None else round(time.time() - committed / 1e6, 3),
+        "tables": source["tables"],
+        "error": source["error"],
+    }
+
+
+def _source(config: Config) -> dict[str, Any]:
+    found: dict[str, Any] = {"slot": None, "wal": None, "tables": [], "error": None}
+    try:
+        with connect(config.source, "walmere status") as connection, speaking(config.source, "reading the source"):
+            found["wal"] = catalog.wal_position(connection)
+            found["tables"] = [
+                _table(table) for table in catalog.published_tables(connection, config.source.publications)
+            ]
+            if (its := slot.read(connection, config.source.slot)) is not None:
+                found["slot"] = {
+                    "name": its.name,
+                    "active": its.active,
+                    "wal_status": its.wal_status,
+                    "confirmed_lsn": _text(its.confirmed_lsn),
+                    "retained_bytes": its.retained_bytes,
+                }
+    except SourceError as error:
+        found["error"] = f"{error.doing}: {error.wrong}"
+    return found
+
+
+def _table(table: catalog.PublishedTable) -> dict[str, Any]:
+    # srsubstate i: nothing has been copied yet
+    return {
+        "name": str(table),
+        "phase": "i",
+        "rows_copied": 0,
+        "snapshot_lsn": None,
+        "applied_lsn": None,
+        "rejects": 0,
+        "error": None,
+    }
+
+
+def _log(config: Config) -> Summary | None:
+    if not (config.changelog / manifest.NAME).exists():
+        return None
+    with Manifest(config.changelog) as source:
+        return manifest.summarise(source)
+
+
+def _received(config: Config) -> Lsn | None:
+    """What a running receiver says of itself."""
+    try:
+        return Lsn.parse(json.loads((config.subscription.directory / "receiver.json").read_text())["received_lsn"])
+    except FileNotFoundError:
+        return None
+
+
+def _text(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)

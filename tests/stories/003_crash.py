@@ -1,0 +1,131 @@
+"""Story 3: the receiver is killed, cut off, restarted: nothing is lost, nothing comes twice or is confirmed early."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import Database
+from receiving import files, named_files, receive_all, summary
+from walmere.config import Config
+from walmere.lsn import Lsn
+from workload import MixedLoad, log_says, source_says
+
+KILLS = 20
+
+
+def write_config(config: Config, path: Path) -> Path:
+    source, subscription = config.source, config.subscription
+    path.write_text(
+        f"""
+[source]
+dsn = "{source.dsn.get_secret_value()}"
+publications = ["pub"]
+slot = "{source.slot}"
+streaming = {str(source.streaming).lower()}
+[subscription]
+name = "{subscription.name}"
+directory = "{subscription.directory}"
+segment_bytes = {subscription.segment_bytes}
+"""
+    )
+    return path
+
+
+def start_receiver(config: Config, directory: Path) -> subprocess.Popen[bytes]:
+    """`walmere receive`, in a process of its own."""
+    path = write_config(config, directory / "walmere.toml")
+    with (directory / "receiver.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "walmere", "receive", "-c", str(path)], stdout=log, stderr=log)
+
+
+def wait_until_streaming(database: Database, receiver: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for the slot to be this receiver's: the walsender of one that was killed may still hold it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert receiver.poll() is None, log.read_text()
+        if database.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active", database.slot):
+            return
+        time.sleep(0.02)
+    raise AssertionError(log.read_text())
+
+
+def confirmed(database: Database) -> Lsn:
+    query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+    return Lsn.parse(database.value(query, database.slot))
+
+
+@pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
+def test_killed_twenty_times_the_log_holds_every_committed_transaction_once_in_order(
+    database18: Database, tmp_path: Path, streaming: bool
+) -> None:
+    database = database18
+    MixedLoad.create(database)
+    config = database.config(tmp_path / "subscription", streaming=streaming)
+    # small segments, so that many of them are under way when the kill comes
+    config = config.model_copy(
+        update={"subscription": config.subscription.model_copy(update={"segment_bytes": 1 << 16})}
+    )
+    receive_all(database, config)
+    database.execute(f"SELECT pg_copy_logical_replication_slot('{database.slot}', 'truth_{database.name}')")
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    with MixedLoad(database, seed):
+        for _ in range(KILLS):
+            receiver = start_receiver(config, tmp_path)
+            wait_until_streaming(database, receiver, tmp_path / "receiver.log")
+            time.sleep(rng.uniform(0, 0.5))
+            receiver.send_signal(signal.SIGKILL)
+            receiver.wait()
+            assert confirmed(database) <= summary(config).end_lsn, f"seed {seed}"
+    receive_all(database, config)
+    assert confirmed(database) <= summary(config).end_lsn
+    truth, log = source_says(database, f"truth_{database.name}"), log_says(config)
+    assert len(truth) > 100, "the load was no load"
+    assert [t[:2] for t in log] == [t[:2] for t in truth], f"seed {seed}"
+    assert log == truth, f"seed {seed}"
+    assert files(config) == named_files(config), "a crash left something behind"
+
+
+def test_sigterm_ends_the_receiver_cleanly_with_everything_confirmed(database: Database, tmp_path: Path) -> None:
+    MixedLoad.create(database)
+    config = database.config(tmp_path / "subscription")
+    receiver = start_receiver(config, tmp_path)
+    wait_until_streaming(database, receiver, tmp_path / "receiver.log")
+    database.execute("UPDATE accounts SET balance = 0")
+    end = Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
+    deadline = time.monotonic() + 30
+    while not (summary(config).commit_lsn) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    receiver.terminate()
+    assert receiver.wait(30) == 0, (tmp_path / "receiver.log").read_text()
+    assert summary(config).end_lsn == confirmed(database)
+    assert len(log_says(config)[0][2]) == 100
+    assert confirmed(database) <= end
+
+
+def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path) -> None:
+    MixedLoad.create(database)
+    config = database.config(tmp_path / "subscription")
+    receive_all(database, config)
+    database.execute(f"SELECT pg_copy_logical_replication_slot('{database.slot}', 'truth_{database.name}')")
+    receiver = start_receiver(config, tmp_path)
+    with MixedLoad(database, seed=1):
+        for _ in range(5):
+            wait_until_streaming(database, receiver, tmp_path / "receiver.log")
+            time.sleep(0.2)
+            database.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                f" WHERE slot_name = '{database.slot}' AND active"
+            )
+    receiver.terminate()
+    assert receiver.wait(30) == 0
+    receive_all(database, config)
+    assert log_says(config) == source_says(database, f"truth_{database.name}")
+    assert "trying again" in (tmp_path / "receiver.log").read_text()
