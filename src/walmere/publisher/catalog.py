@@ -57,6 +57,17 @@ def wal_position(connection: Connection) -> Lsn:
     return Lsn.parse(text)
 
 
+def push_wal(connection: Connection) -> None:
+    """Have the WAL written so far flushed soon: walsender sends only that, and an idle server may take seconds.
+
+    A message in a transaction that is rolled back wakes the walwriter, and nobody ever sees it.
+    """
+    [(standby,)] = connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
+    if not standby:
+        with connection.transaction(force_rollback=True):
+            connection.execute("SELECT pg_catalog.pg_logical_emit_message(true, 'walmere', ''::text)")
+
+
 def emit_message(connection: Connection, prefix: str) -> None:
     """Write an empty logical message that belongs to no transaction."""
     connection.execute("SELECT pg_catalog.pg_logical_emit_message(false, %s::text, ''::text)", [prefix])

@@ -40,6 +40,9 @@ from walmere.publisher.stream import identify_system
 OLD_SECONDS: Final = 3600
 """A transaction open for longer is worth a warning."""
 
+LOCK_TIMEOUT: Final = "5s"
+"""Somebody's ALTER TABLE must not hold the preflight up for longer."""
+
 LITTLE_LEFT: Final = 0.25
 """A slot with less than this part of max_slot_wal_keep_size to go is worth a warning."""
 
@@ -79,7 +82,7 @@ def check(source: Source) -> list[Finding]:
 
 def _run(connection: Connection, source: Source) -> Iterator[Finding]:
     yield Finding("connection", Level.OK, f"connected to {describe(source)} as role {_role(connection)}")
-    connection.execute("SET lock_timeout = '5s'")  # somebody's ALTER TABLE must not hold the preflight up
+    connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
     for one in _CHECKS:
         name = one.__name__
         try:
@@ -396,6 +399,8 @@ def idle_replication_slot_timeout(connection: Connection, _source: Source) -> Ch
 
 def idle_database(connection: Connection, source: Source) -> Check:
     """A slot moves only when something comes through it, while all databases write the same WAL."""
+    if _value(connection, "SELECT pg_is_in_recovery()"):
+        return ""  # standby tells
     name = _role(connection)
     function, may = _row(
         connection,

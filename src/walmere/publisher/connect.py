@@ -193,17 +193,17 @@ _AT_LOGIN: Final[tuple[tuple[re.Pattern[str], type[SourceError], str], ...]] = t
         (
             r"password authentication failed|no password supplied",
             AccessRefused,
-            "give the role's password in WALMERE_SOURCE__PASSWORD, PGPASSWORD, ~/.pgpass or a service file",
+            "export WALMERE_SOURCE__PASSWORD='…'  # or PGPASSWORD, ~/.pgpass, a service file",
         ),
         (
             r'no pg_hba\.conf entry for host "([0-9.]+)", user "(.*)", database "(.*?)"',
             AccessRefused,
-            'add to pg_hba.conf: host "{2}" "{1}" {0}/32 scram-sha-256\nSELECT pg_reload_conf();',
+            """echo 'host "{2}" "{1}" {0}/32 scram-sha-256' >> "$PGDATA/pg_hba.conf" && pg_ctl reload""",
         ),
         (
             r"pg_hba\.conf",
             AccessRefused,
-            "add a line for this role and database to pg_hba.conf; SELECT pg_reload_conf();",
+            "-- add a line for this role and database to pg_hba.conf, then: SELECT pg_reload_conf();",
         ),
         (r'role "(.*)" does not exist', AccessRefused, 'CREATE ROLE "{0}" LOGIN REPLICATION;'),
         (r'role "(.*)" is not permitted to log in', AccessRefused, 'ALTER ROLE "{0}" LOGIN;'),
@@ -213,15 +213,15 @@ _AT_LOGIN: Final[tuple[tuple[re.Pattern[str], type[SourceError], str], ...]] = t
             "ALTER ROLE … REPLICATION; `walmere check` tells which right is missing",
         ),
         (r"permission denied for database \"(.*)\"", AccessRefused, 'GRANT CONNECT ON DATABASE "{0}" TO …;'),
-        (r"authentication failed", AccessRefused, "see pg_hba.conf for how this role has to show who it is"),
+        (r"authentication failed", AccessRefused, "-- see pg_hba.conf for how this role has to show who it is"),
         (
             r"certificate|does not support SSL",
             AccessRefused,
-            "see sslmode, sslrootcert and the host's name in source.dsn, and the names in the server's certificate",
+            "-- see sslmode, sslrootcert and the host's name in source.dsn, and the names in the server's certificate",
         ),
         # a walsender whose client is gone frees its place, if late
         (r"max_wal_senders", SourceUnavailable, "ALTER SYSTEM SET max_wal_senders = …;  -- then restart the server"),
-        (r'database "(.*)" does not exist', SourceError, 'CREATE DATABASE "{0}"; or correct source.dsn'),
+        (r'database "(.*)" does not exist', SourceError, 'CREATE DATABASE "{0}";  -- or correct source.dsn'),
     )
 )
 """What a login that cannot succeed says. libpq gives no SQLSTATE for it, only the text."""

@@ -8,7 +8,10 @@ The loop in `read` is the only place that touches every message in Python, so it
 
 from __future__ import annotations
 
+import fcntl
 import select
+import sys
+import termios
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +26,7 @@ from walmere.pgoutput.replication import Keepalive, decode_frame, standby_status
 from walmere.publisher.connect import Connection, capabilities, connect, error_of, speaking
 
 _KEEPALIVE_LENGTH: Final = 18  # of 'k'; XLogData is always longer
+_WORTH_A_LOOK: Final = 8192  # bytes; libpq reads about twice as many at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +86,18 @@ class Stream:
         """Move what has arrived to `frames`, up to about `limit` bytes: how many, and whether nothing more is there."""
         get, consume, append = self._pgconn.get_copy_data, self._pgconn.consume_input, frames.append
         total = 0
-        tried = False
+        looked = False
         try:
             while total < limit:
                 length, data = get(1)
                 if length > _KEEPALIVE_LENGTH:
                     append(data)
                     total += length
-                    tried = False
                 elif length == 0:
-                    if tried:
+                    if looked and self._pending() < _WORTH_A_LOOK:
                         return total, True
                     consume()
-                    tried = True
+                    looked = True
                 elif length > 0:
                     self._keepalive(data)
                 else:
@@ -119,6 +122,11 @@ class Stream:
     def close(self) -> None:
         """End the walsender; the slot is free when it has noticed."""
         self._connection.close()
+
+    def _pending(self) -> int:
+        """Bytes that wait in the socket."""
+        answer = fcntl.ioctl(self._pgconn.socket, termios.FIONREAD, b"\0\0\0\0")
+        return int.from_bytes(answer, sys.byteorder)
 
     def _keepalive(self, data: memoryview) -> None:
         frame = decode_frame(data)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from walmere.config import Config, load
+from walmere.errors import ConfigError
+
+SECRET = "s3cr3t-Wort"
+SOURCE = """
+[source]
+dsn = "postgresql://repl@db.example:5432/shop"
+publications = ["shop"]
+slot = "walmere_shop"
+"""
+SUBSCRIPTION = """
+[subscription]
+name = "shop"
+directory = "/var/lib/walmere/shop"
+"""
+
+
+def read(folder: Path, text: str, **environment: str) -> Config:
+    path = folder / "walmere.toml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, environment)
+
+
+def refusal(folder: Path, text: str, **environment: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(folder, text, **environment)
+    assert SECRET not in str(caught.value) + repr(caught.value)
+    return caught.value.wrong
+
+
+def test_the_shortest_configuration_has_the_documented_defaults(tmp_path: Path) -> None:
+    config = read(tmp_path, SOURCE + SUBSCRIPTION)
+    assert config.source.publications == ("shop",)
+    assert (config.source.streaming, config.source.two_phase, config.source.failover) == (True, False, False)
+    assert (config.source.origin, config.source.heartbeat, config.source.password) == ("any", 10.0, None)
+    assert config.subscription.directory == Path("/var/lib/walmere/shop")
+    assert config.changelog == Path("/var/lib/walmere/shop/changelog")
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (SOURCE + "snapshot = true" + SUBSCRIPTION, "source.snapshot is not a key that Walmere knows"),
+        (SOURCE + SUBSCRIPTION + "[surprise]\nx = 1", "surprise is not a key that Walmere knows"),
+        (SOURCE, "subscription is missing"),
+        ("[source]" + SUBSCRIPTION, "source.dsn is missing; source.publications is missing; source.slot is missing"),
+        ("source = 3" + SUBSCRIPTION, "source is a table: [source]"),
+        (SOURCE.replace('["shop"]', '"shop"') + SUBSCRIPTION, 'source.publications is an array: ["…"]'),
+        (SOURCE.replace('["shop"]', "[]") + SUBSCRIPTION, "source.publications: tuple should have at least 1 item"),
+        (SOURCE.replace('["shop"]', "[1]") + SUBSCRIPTION, "source.publications.0: input should be a valid string"),
+        (SOURCE.replace('["shop"]', '["a", "a"]') + SUBSCRIPTION, "each publication is named once"),
+        (SOURCE.replace('["shop"]', f'["{"é" * 32}"]') + SUBSCRIPTION, "in 1 to 63 bytes"),
+        (SOURCE.replace("walmere_shop", "Shop") + SUBSCRIPTION, "source.slot: a slot's name has"),
+        (SOURCE.replace("walmere_shop", "a" * 64) + SUBSCRIPTION, "source.slot: a slot's name has"),
+        (SOURCE.replace("walmere_shop", "shop\\n") + SUBSCRIPTION, "source.slot: a slot's name has"),
+        (SOURCE + 'streaming = "yes"' + SUBSCRIPTION, "source.streaming: input should be a valid boolean"),
+        (SOURCE + "heartbeat = -1" + SUBSCRIPTION, "source.heartbeat: input should be greater than or equal to 0"),
+        (SOURCE + "heartbeat = nan" + SUBSCRIPTION, "source.heartbeat: input should be"),
+        (SOURCE + "heartbeat = true" + SUBSCRIPTION, "source.heartbeat: input should be a valid number"),
+        (SOURCE + 'origin = "some"' + SUBSCRIPTION, "source.origin: input should be 'any' or 'none'"),
+        (SOURCE + SUBSCRIPTION.replace('"/var/lib/walmere/shop"', "7"), "subscription.directory: "),
+        (SOURCE + SUBSCRIPTION.replace("/var/lib/walmere/shop", ""), "subscription.directory: "),
+        (SOURCE + SUBSCRIPTION.replace("/var/lib", "a\\u0000b"), "subscription.directory: a path has no zero bytes"),
+        (SOURCE + SUBSCRIPTION.replace("/var/lib", "~nobody-of-that-name"), "subscription.directory: there is no home"),
+        (SOURCE + SUBSCRIPTION + "segment_bytes = 5", "subscription.segment_bytes: input should be greater"),
+        (SOURCE + SUBSCRIPTION + "segment_bytes = 1e9", "subscription.segment_bytes: input should be a valid integer"),
+        ("[source\n", "it is not TOML: "),
+        (SOURCE + SOURCE, "it is not TOML: "),
+        (f"x = {'9' * 5000}", "it has a number too long"),
+        (f"x = {'[' * 100_000}", "it has a number too long or tables too deep"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, text: str, wrong: str) -> None:
+    assert wrong in refusal(tmp_path, text)
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    wrong = refusal(tmp_path, SOURCE + "two_phase = 1\nfailover = 2" + SUBSCRIPTION)
+    assert "source.two_phase" in wrong
+    assert "source.failover" in wrong
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load(tmp_path / "none.toml", {})
+    with pytest.raises(ConfigError, match="directory"):
+        load(tmp_path, {})
+    (tmp_path / "latin.toml").write_bytes("größe = 1".encode("latin-1"))
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(tmp_path / "latin.toml", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'dsn = "postgresql://u:{SECRET}@h/db',
+        f"dsn = postgresql://u:{SECRET}@h/db",
+        f'dsn = "host=h password=\'{SECRET}"',
+        f'dsn = ["postgresql://u:{SECRET}@h/db"]',
+        f'dsn = {{password = "{SECRET}"}}',
+        f'dsn = "postgresql://u:{SECRET}@h/db\\q"',
+        f'password = ["{SECRET}"]',
+        f'passwort = "{SECRET}"',
+        f'slot = "{SECRET}"',
+    ],
+)
+def test_no_broken_file_shows_its_password(tmp_path: Path, text: str) -> None:
+    refusal(tmp_path, f"[source]\n{text}\n{SUBSCRIPTION}")
+
+
+def test_a_password_is_not_in_the_repr_of_a_configuration(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, SOURCE.replace("repl@", f"repl:{SECRET}@") + SUBSCRIPTION, WALMERE_SOURCE__PASSWORD=SECRET + "2"
+    )
+    assert SECRET not in repr(config) + str(config) + repr(config.source) + str(config.model_dump())
+    assert config.source.dsn.get_secret_value() == f"postgresql://repl:{SECRET}@db.example:5432/shop"
+    assert config.source.password is not None
+    assert config.source.password.get_secret_value() == SECRET + "2"
+
+
+def test_each_kind_of_value_can_come_from_the_environment(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        SOURCE + SUBSCRIPTION,
+        WALMERE_SOURCE__DSN="host=other",
+        WALMERE_SOURCE__PASSWORD="123",
+        WALMERE_SOURCE__PUBLICATIONS='["a", "B c"]',
+        WALMERE_SOURCE__SLOT="7",
+        WALMERE_SOURCE__TWO_PHASE="true",
+        WALMERE_SOURCE__ORIGIN="none",
+        WALMERE_SOURCE__HEARTBEAT="2",
+        WALMERE_SUBSCRIPTION__DIRECTORY="/elsewhere",
+        WALMERE_SUBSCRIPTION__SEGMENT_BYTES="1_000_000",
+        WALMERE_OTHER="not ours: it has no section",
+        PGPASSWORD=SECRET,
+    )
+    source, subscription = config.source, config.subscription
+    assert source.dsn.get_secret_value() == "host=other"
+    assert source.password is not None
+    assert source.password.get_secret_value() == "123"
+    assert (source.publications, source.slot) == (("a", "B c"), "7")
+    assert (source.two_phase, source.origin, source.heartbeat) == (True, "none", 2.0)
+    assert (subscription.directory, subscription.segment_bytes) == (Path("/elsewhere"), 1_000_000)
+
+
+def test_the_environment_alone_is_enough_for_a_section(tmp_path: Path) -> None:
+    config = read(tmp_path, SOURCE, WALMERE_SUBSCRIPTION__NAME="x", WALMERE_SUBSCRIPTION__DIRECTORY="/x")
+    assert config.subscription.name == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wrong"),
+    [
+        ("WALMERE_SOURCE__TWO_PHASE", "yes", ": input should be a valid boolean"),
+        ("WALMERE_SOURCE__PUBLICATIONS", "shop", " is an array"),
+        ("WALMERE_SOURCE__PUBLICATIONS", "[1]", ": input should be a valid string"),
+        ("WALMERE_SOURCE__HEARTBEAT", "9" * 5000, ": input should be a valid number"),
+        ("WALMERE_SOURCE__PASSWROD", SECRET, " is not a key"),
+        ("WALMERE_SUORCE__PASSWORD", SECRET, " is not a key"),
+        ("WALMERE_SOURCE__SLOT", SECRET, ": a slot's name has"),
+    ],
+)
+def test_a_wrong_variable_is_named(tmp_path: Path, name: str, text: str, wrong: str) -> None:
+    assert name + wrong in refusal(tmp_path, SOURCE + SUBSCRIPTION, **{name: text})
+
+
+def test_a_relative_directory_is_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SOURCE + SUBSCRIPTION.replace("/var/lib/walmere/shop", "state/shop")
+    assert read(tmp_path, text).subscription.directory == tmp_path / "state" / "shop"
+    monkeypatch.chdir(tmp_path)
+    assert load(Path("walmere.toml"), {}).subscription.directory == tmp_path / "state" / "shop"
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    config = read(tmp_path, SOURCE + SUBSCRIPTION.replace("/var/lib", "~"))
+    assert config.subscription.directory == Path("/home/ada/walmere/shop")
+
+
+def test_the_process_environment_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALMERE_SOURCE__SLOT", "from_the_environment")
+    (tmp_path / "walmere.toml").write_text(SOURCE + SUBSCRIPTION)
+    assert load(tmp_path / "walmere.toml").source.slot == os.environ["WALMERE_SOURCE__SLOT"]
