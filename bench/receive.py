@@ -42,7 +42,7 @@ DO $$ BEGIN
         IF i % 10 < 5 THEN
             INSERT INTO a2 VALUES (i, i % 777, i, md5(i::text));
         ELSIF i % 10 < 9 THEN
-            UPDATE a2 SET amount = amount + 1 WHERE id = -(i * 7919 % 90000);
+            UPDATE a2 SET amount = amount + 1 WHERE id = -(i::bigint * 7919 % 90000);
         ELSE
             DELETE FROM a2 WHERE id = i - 9;
         END IF;

@@ -14,24 +14,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 import walmere
 from walmere import config as configuration
-from walmere.changelog.reader import Reader
-from walmere.changelog.writer import Lock
-from walmere.cli import output
 from walmere.config import Config
 from walmere.errors import ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.pgoutput.messages import Relation
-from walmere.publisher import catalog, slot
-from walmere.publisher.check import check as preflight
-from walmere.publisher.connect import check_dsn, connect, describe
-from walmere.subscription.receiver import Receiver
-from walmere.subscription.status import status as status_of
+
+if TYPE_CHECKING:
+    from walmere.subscription.receiver import Receiver
+
+# What a command needs beyond this is imported when it runs: `receive` is started often and should start fast.
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,11 +55,13 @@ def main() -> None:
 
 
 def _fail(error: WalmereError, code: int) -> NoReturn:
-    output.error(error)
+    print(f"walmere: {error}", file=sys.stderr)
     sys.exit(code)
 
 
 def _load(path: Path) -> Config:
+    from walmere.publisher.connect import check_dsn
+
     config = configuration.load(path)
     check_dsn(config.source)
     return config
@@ -86,6 +84,10 @@ def _main(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command()
 def check(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
     """Look whether the source can be received from, and say what to do where it cannot."""
+    from walmere.cli import output
+    from walmere.publisher.check import check as preflight
+    from walmere.publisher.connect import describe
+
     source = _load(config).source
     report = preflight(source)
     output.findings(describe(source), report, as_json=json)
@@ -102,6 +104,10 @@ def receive(
     """Receive the publication into the change log, until stopped."""
     if once and until is not None:
         raise ConfigError("reading the arguments", "--once and --until cannot be given together")
+    from walmere.publisher import catalog
+    from walmere.publisher.connect import connect
+    from walmere.subscription.receiver import Receiver
+
     loaded = _load(config)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     if once:
@@ -135,9 +141,14 @@ def log(
     json: AsJson = False,
 ) -> None:
     """Show the transactions of the change log."""
+    from walmere.changelog.reader import Reader
+    from walmere.cli import output
+
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    wanted = None if table is None else lambda relation: _named(relation, table)
+    wanted = (
+        None if table is None else lambda relation: table in (relation.name, f"{relation.namespace}.{relation.name}")
+    )
     with Reader(_load(config).changelog) as reader, contextlib.suppress(KeyboardInterrupt):
         for transaction in reader.transactions(
             start or INVALID_LSN, wanted=wanted, follow=lambda: follow and not stopping.is_set()
@@ -145,13 +156,12 @@ def log(
             output.transaction(transaction, as_json=json)
 
 
-def _named(relation: Relation, table: str) -> bool:
-    return table in (relation.name, f"{relation.namespace}.{relation.name}")
-
-
 @app.command()
 def status(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
     """Show where the source is, and where we are."""
+    from walmere.cli import output
+    from walmere.subscription.status import status as status_of
+
     output.status(status_of(_load(config)), as_json=json)
 
 
@@ -161,6 +171,8 @@ def drop(
     keep_slot: Annotated[bool, typer.Option(help="Leave the source alone: it is gone, or the slot is.")] = False,
 ) -> None:
     """Drop the replication slot, and delete the change log."""
+    from walmere.changelog.writer import Lock
+
     loaded = _load(config)
     directory = loaded.subscription.directory
     lock = Lock(loaded.changelog) if loaded.changelog.exists() else None
@@ -180,6 +192,9 @@ def drop(
 
 
 def _drop_slot(config: Config) -> None:
+    from walmere.publisher import slot
+    from walmere.publisher.connect import connect
+
     source = config.source
     with connect(source, "walmere drop", replication=True) as connection:
         found = slot.read(connection, source.slot)

@@ -13,16 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from walmere.changelog.reader import Change, LoggedTransaction
-from walmere.errors import WalmereError
 from walmere.pgoutput import messages as m
 from walmere.publisher.check import Finding
 
 _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
-
-
-def error(problem: WalmereError) -> None:
-    """What was being done, what went wrong, and a hint."""
-    print(f"walmere: {problem}", file=sys.stderr)
 
 
 def findings(source: str, report: Sequence[Finding], *, as_json: bool) -> None:

@@ -35,7 +35,7 @@ from walmere.config import Config
 from walmere.errors import ChangeLogMismatch, SlotMissing, WalmereError, WrongSystem
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, slot
-from walmere.publisher.connect import MISSING, Connection, connect
+from walmere.publisher.connect import MISSING, Connection, connect, speaking
 from walmere.publisher.stream import Stream, System, identify_system
 from walmere.subscription.heartbeat import Heartbeat
 from walmere.subscription.origin import Origins
@@ -99,6 +99,8 @@ class Receiver:
                         log = log or _Log(self._config, confirmed)
                         session.fits(log.writer.durable, confirmed)
                         session.start(log.assembly.position)
+                        if until is not None:
+                            session.hurry()
                         self._receive(session, log, until)
                     return log.writer.durable
                 except WalmereError as error:
@@ -247,6 +249,11 @@ class _Session:
         self.stream = Stream(self._config.source, self._replication, position)
         self.heartbeat = Heartbeat(self._sql, self._config.source)
         self.heartbeat.start()
+
+    def hurry(self) -> None:
+        """Somebody waits for an LSN."""
+        with speaking(self._config.source, "asking the source to flush its WAL"):
+            catalog.push_wal(self._sql)
 
     def close(self) -> None:
         """End both connections."""
