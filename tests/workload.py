@@ -133,6 +133,6 @@ def log_says(config: Config) -> Spoken:
     return [transaction for transaction in spoken if transaction[2]]
 
 
-def _outside_stream(message: m.Message) -> m.Message:
+def _outside_stream(message: m.Insert | m.Update | m.Delete | m.Truncate | m.LogicalMessage) -> m.Message:
     """The message as it would be if its transaction had not been streamed."""
-    return replace(message, xid=None) if getattr(message, "xid", None) is not None else message  # type: ignore[call-arg]
+    return replace(message, xid=None)

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from conftest import Database
@@ -38,11 +40,25 @@ segment_bytes = {subscription.segment_bytes}
     return path
 
 
-def start_receiver(config: Config, directory: Path) -> subprocess.Popen[bytes]:
-    """`walmere receive`, in a process of its own."""
-    path = write_config(config, directory / "walmere.toml")
-    with (directory / "receiver.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-m", "walmere", "receive", "-c", str(path)], stdout=log, stderr=log)
+Start = Callable[[Config], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start_receiver(tmp_path: Path) -> Iterator[Start]:
+    """`walmere receive`, in a process of its own; none outlives the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(config: Config) -> subprocess.Popen[bytes]:
+        path = write_config(config, tmp_path / "walmere.toml")
+        with (tmp_path / "receiver.log").open("ab") as log:
+            command = [sys.executable, "-m", "walmere", "receive", "-c", str(path)]
+            started.append(subprocess.Popen(command, stdout=log, stderr=log))
+        return started[-1]
+
+    yield start
+    for receiver in started:
+        receiver.kill()
+        receiver.wait()
 
 
 def wait_until_streaming(database: Database, receiver: subprocess.Popen[bytes], log: Path) -> None:
@@ -50,7 +66,8 @@ def wait_until_streaming(database: Database, receiver: subprocess.Popen[bytes], 
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert receiver.poll() is None, log.read_text()
-        if database.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active", database.slot):
+        query = "SELECT 1 FROM pg_replication_slots JOIN pg_stat_replication r ON pid = active_pid WHERE slot_name = %s"
+        if database.rows(query + " AND r.state IN ('catchup', 'streaming')", database.slot):
             return
         time.sleep(0.02)
     raise AssertionError(log.read_text())
@@ -63,7 +80,7 @@ def confirmed(database: Database) -> Lsn:
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
 def test_killed_twenty_times_the_log_holds_every_committed_transaction_once_in_order(
-    database18: Database, tmp_path: Path, streaming: bool
+    database18: Database, tmp_path: Path, start_receiver: Start, streaming: bool
 ) -> None:
     database = database18
     MixedLoad.create(database)
@@ -78,7 +95,7 @@ def test_killed_twenty_times_the_log_holds_every_committed_transaction_once_in_o
     rng = random.Random(seed)
     with MixedLoad(database, seed):
         for _ in range(KILLS):
-            receiver = start_receiver(config, tmp_path)
+            receiver = start_receiver(config)
             wait_until_streaming(database, receiver, tmp_path / "receiver.log")
             time.sleep(rng.uniform(0, 0.5))
             receiver.send_signal(signal.SIGKILL)
@@ -93,10 +110,12 @@ def test_killed_twenty_times_the_log_holds_every_committed_transaction_once_in_o
     assert files(config) == named_files(config), "a crash left something behind"
 
 
-def test_sigterm_ends_the_receiver_cleanly_with_everything_confirmed(database: Database, tmp_path: Path) -> None:
+def test_sigterm_ends_the_receiver_cleanly_with_everything_confirmed(
+    database: Database, tmp_path: Path, start_receiver: Start
+) -> None:
     MixedLoad.create(database)
     config = database.config(tmp_path / "subscription")
-    receiver = start_receiver(config, tmp_path)
+    receiver = start_receiver(config)
     wait_until_streaming(database, receiver, tmp_path / "receiver.log")
     database.execute("UPDATE accounts SET balance = 0")
     end = Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
@@ -110,12 +129,12 @@ def test_sigterm_ends_the_receiver_cleanly_with_everything_confirmed(database: D
     assert confirmed(database) <= end
 
 
-def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path) -> None:
+def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path, start_receiver: Start) -> None:
     MixedLoad.create(database)
     config = database.config(tmp_path / "subscription")
     receive_all(database, config)
     database.execute(f"SELECT pg_copy_logical_replication_slot('{database.slot}', 'truth_{database.name}')")
-    receiver = start_receiver(config, tmp_path)
+    receiver = start_receiver(config)
     with MixedLoad(database, seed=1):
         for _ in range(5):
             wait_until_streaming(database, receiver, tmp_path / "receiver.log")
@@ -129,3 +148,27 @@ def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path) -> N
     receive_all(database, config)
     assert log_says(config) == source_says(database, f"truth_{database.name}")
     assert "trying again" in (tmp_path / "receiver.log").read_text()
+
+
+def test_sigterm_ends_a_receiver_that_waits_for_open_transactions_to_create_its_slot(
+    database18: Database, tmp_path: Path, start_receiver: Start
+) -> None:
+    database = database18
+    MixedLoad.create(database)
+    config = database.config(tmp_path / "subscription")
+    with psycopg.connect(database.dsn) as other:
+        other.execute("INSERT INTO notes VALUES (1)")
+        receiver = start_receiver(config)
+        query = (
+            "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%%' AND wait_event_type = 'Lock'"
+        )
+        deadline = time.monotonic() + 30
+        while not database.rows(query) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert database.rows(query), "nobody waits"
+        receiver.terminate()
+        assert receiver.wait(20) == 0, (tmp_path / "receiver.log").read_text()
+    receive_all(database, config)
+    database.execute("INSERT INTO notes VALUES (2)")
+    receive_all(database, config)
+    assert [change.new for _, _, changes in log_says(config) for change in changes] == [(b"2", None)]  # type: ignore[union-attr]

@@ -41,6 +41,7 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
+SUFFIX: Final = ".arrow"
 TEMPORARY: Final = ".tmp"
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 

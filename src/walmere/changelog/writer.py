@@ -27,7 +27,7 @@ from typing import Final
 
 from walmere.changelog import manifest
 from walmere.changelog.manifest import Entry, Header, Manifest, Position, Record, Summary, Transactions
-from walmere.changelog.segment import Chunk, Segment, SegmentWriter, open_segment, read_block
+from walmere.changelog.segment import SUFFIX, TEMPORARY, Chunk, Segment, SegmentWriter, open_segment, read_block
 from walmere.errors import ChangeLogDamaged, ChangeLogError, ChangeLogInUse
 from walmere.lsn import Lsn
 
@@ -243,7 +243,7 @@ class Flusher:
 
 def name(first_sequence: int) -> str:
     """The file of the segment that begins with this message."""
-    return f"{first_sequence:020d}.arrow"
+    return f"{first_sequence:020d}{SUFFIX}"
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -263,7 +263,7 @@ def _recover(directory: Path, confirmed: Lsn) -> Summary:
     PostgreSQL sends again what was not confirmed. So a damaged record that begins at or after the confirmed position
     is dropped, with all that follow it; one before is an error, because nobody has its contents any more.
     """
-    orphans = {path.name for path in directory.iterdir()} - {manifest.NAME}
+    orphans = {path.name for path in directory.iterdir() if path.suffix in (SUFFIX, TEMPORARY)}
     with Manifest(directory) as source:
         summary = Summary(source.header, source.header.start_lsn, last_sequence=source.header.first_sequence - 1)
         trusted = source.position

@@ -72,11 +72,14 @@ class Receiver:
         self._directory = config.changelog
         self._stopping = threading.Event()
         self._origins = Origins(config.subscription.directory)
+        self._session: _Session | None = None
         self.progress = Progress()
 
     def stop(self) -> None:
         """End soon: finish what has arrived, make it durable, confirm it. Safe in a signal handler."""
         self._stopping.set()
+        if self._session is not None:
+            self._session.interrupt()
 
     def run(self, until: Lsn | None = None) -> Lsn:
         """Receive. Returns the durable position."""
@@ -95,6 +98,7 @@ class Receiver:
                 before = self.progress.durable
                 try:
                     with closing(_Session(self._config)) as session:
+                        self._session = session
                         confirmed = session.prepare(self._directory)
                         log = log or _Log(self._config, confirmed)
                         session.fits(log.writer.durable, confirmed)
@@ -249,6 +253,11 @@ class _Session:
         self.stream = Stream(self._config.source, self._replication, position)
         self.heartbeat = Heartbeat(self._sql, self._config.source)
         self.heartbeat.start()
+
+    def interrupt(self) -> None:
+        """End a wait before the stream: creating a slot waits for every transaction that is open on the source."""
+        if not hasattr(self, "stream"):
+            self._replication.cancel()
 
     def hurry(self) -> None:
         """Somebody waits for an LSN."""
