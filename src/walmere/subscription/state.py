@@ -1,0 +1,137 @@
+"""The state of each table, with the letters of PostgreSQL's `pg_subscription_rel.srsubstate`. Pure: no I/O here.
+
+    i  init          known to the publication, nothing copied yet
+    d  data sync     its snapshot exists, tasks are copying
+    f  finished copy the copy is committed at the snapshot's LSN: the table is visible, and catches up from there
+    s  sync done     caught up with the main apply, at the LSN that stands beside it
+    r  ready         follows with all others
+
+    w (sync wait) and c (catch-up) pass between a sync worker and the apply worker in PostgreSQL, and are never stored.
+    Here they do not occur: the change log holds everything since the main slot's consistent point, so a table needs no
+    second stream to catch up, and nobody has to wait for anybody.
+
+Apply is in front (the usual case): the copy of a big table ends at snapshot LSN 100 while the others are at 500. From
+the next batch on the table takes part with its own position, 100, so its first batch covers 100 to, say, 520. It is
+then sync done at 520, and ready with the batch after.
+
+Sync is in front: a table is added while apply lags behind at 300; its snapshot is at 450. Batches that end before 450
+hold nothing for it, since all of that is in the copy. The first that ends after it finds it at 450 and goes on there.
+
+Both come out of one predicate, `should_apply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from walmere.errors import WalmereError
+from walmere.lsn import INVALID_LSN, Lsn
+
+
+class Phase(StrEnum):
+    """`srsubstate`."""
+
+    INIT = "i"
+    DATA_SYNC = "d"
+    FINISHED_COPY = "f"
+    SYNC_DONE = "s"
+    READY = "r"
+
+    @property
+    def copied(self) -> bool:
+        """Whether the table can be read."""
+        return self in (Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """One published table. Every transition gives a new one."""
+
+    name: str  # schema.table, for people
+    oid: int
+    phase: Phase = Phase.INIT
+    snapshot_lsn: Lsn = INVALID_LSN
+    applied_lsn: Lsn = INVALID_LSN  # what committed before this is in the table
+    rows_copied: int = 0
+    rejects: int = 0
+    error: str | None = None
+
+
+class InvalidTransition(WalmereError):
+    """A state machine was used wrongly: a bug, not something a user can mend."""
+
+
+def copy_started(state: TableState, snapshot_lsn: Lsn) -> TableState:
+    """i → d. Also d → d: a copy that was cut off begins anew, with a snapshot of its own."""
+    _require(state, Phase.INIT, Phase.DATA_SYNC)
+    return replace(state, phase=Phase.DATA_SYNC, snapshot_lsn=snapshot_lsn, rows_copied=0, rejects=0, error=None)
+
+
+def copy_committed(state: TableState, rows: int, rejects: int = 0) -> TableState:
+    """d → f: all rows of the snapshot are in the table, in one commit."""
+    _require(state, Phase.DATA_SYNC)
+    return replace(
+        state,
+        phase=Phase.FINISHED_COPY,
+        applied_lsn=state.snapshot_lsn,
+        rows_copied=rows,
+        rejects=state.rejects + rejects,
+    )
+
+
+def copy_failed(state: TableState, error: str) -> TableState:
+    """d → i: it will be tried again; the others go on meanwhile."""
+    _require(state, Phase.INIT, Phase.DATA_SYNC)
+    return replace(state, phase=Phase.INIT, snapshot_lsn=INVALID_LSN, error=error)
+
+
+def applied(state: TableState, end_lsn: Lsn, rejects: int = 0) -> TableState:
+    """A batch that ends here was applied: f → s → r. Its position never goes back."""
+    _require(state, Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
+    state = replace(state, rejects=state.rejects + rejects, error=None)
+    if end_lsn < state.applied_lsn:
+        return state  # the whole batch is in the copy already
+    following = {Phase.FINISHED_COPY: Phase.SYNC_DONE, Phase.SYNC_DONE: Phase.READY, Phase.READY: Phase.READY}
+    return replace(state, applied_lsn=end_lsn, phase=following[state.phase])
+
+
+def should_apply(state: TableState, commit_lsn: Lsn) -> bool:
+    """Whether a transaction still has to be applied to this table: PostgreSQL's should_apply_changes_for_rel.
+
+    `commit_lsn` is where its commit record begins. The position is where another record ended, so the first
+    transaction that is not in the table may begin exactly there: hence <=, not <.
+    """
+    return state.phase.copied and state.applied_lsn <= commit_lsn
+
+
+def to_json(state: TableState) -> dict[str, Any]:
+    """As it is stored, and as `walmere status` shows it."""
+    return {
+        "name": state.name,
+        "oid": state.oid,
+        "phase": state.phase.value,
+        "rows_copied": state.rows_copied,
+        "snapshot_lsn": str(state.snapshot_lsn) if state.snapshot_lsn else None,
+        "applied_lsn": str(state.applied_lsn) if state.applied_lsn else None,
+        "rejects": state.rejects,
+        "error": state.error,
+    }
+
+
+def from_json(content: Mapping[str, Any]) -> TableState:
+    """The inverse."""
+    lsns = {key: Lsn.parse(content[key]) if content[key] else INVALID_LSN for key in ("snapshot_lsn", "applied_lsn")}
+    phase = Phase(content["phase"])
+    numbers = {key: content[key] for key in ("rows_copied", "rejects")}
+    return TableState(content["name"], content["oid"], phase, **lsns, **numbers, error=content["error"])
+
+
+def _require(state: TableState, *phases: Phase) -> None:
+    if state.phase not in phases:
+        expected = ", ".join(phases)
+        raise InvalidTransition(
+            f"moving table {state.name} on", f"it is in phase {state.phase}, expected {expected}", "please report this"
+        )

@@ -1,0 +1,84 @@
+"""The table states: every transition that exists, every one that does not, and the hand-over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+
+import pytest
+
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.subscription import state as s
+from walmere.subscription.state import Phase, TableState
+
+ALL = tuple(Phase)
+EVENTS: dict[str, tuple[Callable[[TableState], TableState], dict[Phase, Phase]]] = {
+    "copy_started": (
+        lambda t: s.copy_started(t, Lsn(100)),
+        {Phase.INIT: Phase.DATA_SYNC, Phase.DATA_SYNC: Phase.DATA_SYNC},
+    ),
+    "copy_committed": (lambda t: s.copy_committed(t, rows=7), {Phase.DATA_SYNC: Phase.FINISHED_COPY}),
+    "copy_failed": (lambda t: s.copy_failed(t, "why"), {Phase.INIT: Phase.INIT, Phase.DATA_SYNC: Phase.INIT}),
+    "applied": (
+        lambda t: s.applied(t, Lsn(500)),
+        {Phase.FINISHED_COPY: Phase.SYNC_DONE, Phase.SYNC_DONE: Phase.READY, Phase.READY: Phase.READY},
+    ),
+}
+
+
+def table(phase: Phase, applied: int = 0) -> TableState:
+    return TableState("public.t", 16384, phase, Lsn(applied), Lsn(applied))
+
+
+@pytest.mark.parametrize(("event", "phase"), list(itertools.product(EVENTS, ALL)))
+def test_each_event_leads_where_it_should_or_is_refused(event: str, phase: Phase) -> None:
+    happen, transitions = EVENTS[event]
+    if phase in transitions:
+        assert happen(table(phase)).phase is transitions[phase]
+    else:
+        with pytest.raises(s.InvalidTransition, match=phase.value):
+            happen(table(phase))
+
+
+def test_a_table_goes_through_all_phases_with_its_positions() -> None:
+    t = s.copy_started(TableState("public.t", 1), Lsn(100))
+    assert (t.snapshot_lsn, t.applied_lsn, t.phase.copied) == (Lsn(100), INVALID_LSN, False)
+    t = s.copy_committed(t, rows=3, rejects=1)
+    assert (t.applied_lsn, t.rows_copied, t.rejects, t.phase.copied) == (Lsn(100), 3, 1, True)
+    t = s.applied(t, Lsn(520), rejects=2)
+    assert (t.phase, t.applied_lsn, t.rejects) == (Phase.SYNC_DONE, Lsn(520), 3)
+    assert s.applied(t, Lsn(530)).phase is Phase.READY
+
+
+def test_a_batch_that_ends_before_the_snapshot_changes_nothing() -> None:
+    t = table(Phase.FINISHED_COPY, applied=450)
+    assert s.applied(t, Lsn(300)) == t
+
+
+@pytest.mark.parametrize(
+    ("phase", "applied", "commit", "expected"),
+    [
+        (Phase.INIT, 0, 500, False),
+        (Phase.DATA_SYNC, 0, 500, False),
+        (Phase.FINISHED_COPY, 100, 99, False),  # in the copy
+        (Phase.FINISHED_COPY, 100, 100, True),  # begins where the snapshot ended
+        (Phase.FINISHED_COPY, 100, 101, True),
+        (Phase.SYNC_DONE, 520, 519, False),
+        (Phase.SYNC_DONE, 520, 520, True),
+        (Phase.READY, 520, 519, False),  # a replay
+        (Phase.READY, 520, 900, True),
+    ],
+)
+def test_the_hand_over(phase: Phase, applied: int, commit: int, expected: bool) -> None:
+    assert s.should_apply(table(phase, applied), Lsn(commit)) is expected
+
+
+@pytest.mark.parametrize("phase", ALL)
+def test_a_state_survives_json(phase: Phase) -> None:
+    for t in (table(phase), TableState('odd "name".😀', 1, phase, Lsn(1), Lsn(2), 3, 4, "broken")):
+        assert s.from_json(json.loads(json.dumps(s.to_json(t)))) == t
+
+
+def test_the_letters_are_those_of_pg_subscription_rel() -> None:
+    assert "".join(Phase) == "idfsr"
