@@ -1,0 +1,65 @@
+"""One consistent point for a copy: PostgreSQL's tablesync worker up to its COPY (Connection 3 of a subscriber's trace).
+
+A temporary replication slot gives two things at once: an LSN, and a snapshot that shows exactly what had committed
+before it. PostgreSQL's worker *uses* the snapshot in its own transaction; we *export* it, so that many connections,
+in many Spark tasks, see the same rows. It lives as long as the connection that made it says nothing more, and the slot
+goes with the connection, whatever happens to us.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from psycopg.sql import SQL, Identifier
+from psycopg.sql import Literal as SqlLiteral
+
+from walmere.config import Source
+from walmere.lsn import Lsn
+from walmere.publisher.connect import Connection, capabilities, connect, speaking
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What had committed before `lsn`, under a name that other sessions can import."""
+
+    name: str
+    lsn: Lsn
+
+
+def slot_name(subscription: str, relation: int, system_identifier: str) -> str:
+    """`pg_<subscription>_sync_<relation>_<system>`, in what a slot's name may have."""
+    readable = re.sub(r"[^a-z0-9_]", "_", subscription.lower())
+    tail = f"_sync_{relation}_{system_identifier}"
+    return f"pg_{readable[: 63 - len(tail) - 3]}{tail}"
+
+
+@contextmanager
+def exported(source: Source, slot: str) -> Iterator[Snapshot]:
+    """A snapshot for others, as long as the context is open."""
+    connection = connect(source, slot, replication=True)
+    try:
+        able = capabilities(connection)
+        tail = "(SNAPSHOT 'export')" if able.slot_options else "EXPORT_SNAPSHOT"
+        command = SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput " + tail).format(Identifier(slot))
+        with speaking(source, f"creating temporary replication slot {slot}"):
+            row = connection.execute(command).fetchone()
+            assert row is not None
+        yield Snapshot(row[2], Lsn.parse(row[1]))
+    finally:
+        connection.close()
+
+
+@contextmanager
+def imported(source: Source, application_name: str, snapshot: Snapshot) -> Iterator[Connection]:
+    """A connection inside a read-only transaction that sees the snapshot."""
+    connection = connect(source, application_name)
+    try:
+        with speaking(source, "importing the copy's snapshot"):
+            connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+            connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(SqlLiteral(snapshot.name)))
+        yield connection
+    finally:
+        connection.close()

@@ -1,0 +1,168 @@
+"""A published table as its copy needs it: columns, identity, row filter, and where its rows lie.
+
+The questions are those of PostgreSQL's tablesync worker (`fetch_remote_table_info`). They are asked inside the copy's
+own snapshot, so that the answer fits the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg.sql import SQL, Composable, Composed, Identifier
+
+from walmere.errors import PublicationMissing
+from walmere.pgoutput.messages import ReplicaIdentity
+from walmere.publisher.connect import Connection
+
+RANGE_BYTES: Final = 64 << 20
+"""About what one task copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A published column."""
+
+    attnum: int
+    name: str
+    type_oid: int
+    typmod: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where rows lie: the table itself, or a leaf partition of it."""
+
+    schema: str
+    name: str
+    pages: int | None  # None: it has no pages of its own (a foreign table)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the publication."""
+
+    oid: int
+    schema: str
+    name: str
+    replica_identity: ReplicaIdentity
+    columns: tuple[Column, ...]
+    row_filter: str | None
+    parts: tuple[Part, ...]
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of its replica identity."""
+        return tuple(column.name for column in self.columns if column.is_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A part of a table that one task copies: pages from `first` up to, but without, `end`."""
+
+    part: Part
+    first: int
+    end: int | None  # None: to the end, however far that is by now
+
+
+def describe(connection: Connection, publications: tuple[str, ...], oid: int) -> Table:
+    """Ask the catalogs about one table."""
+    row = connection.execute(
+        "SELECT n.nspname, c.relname, c.relreplident, c.relkind FROM pg_class c"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
+        [oid],
+    ).fetchone()
+    if row is None:
+        raise PublicationMissing(f"looking at relation {oid}", "it does not exist any more")
+    schema, name, identity, kind = row
+    published = _published_columns(connection, publications, schema, name)
+    columns = tuple(
+        Column(*each)
+        for each in connection.execute(
+            "SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, coalesce(a.attnum = ANY(i.indkey), false)"
+            " FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(%s)"
+            " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
+            " AND (a.attname = ANY(%s) OR (%s AND a.attgenerated = '')) ORDER BY a.attnum",
+            [oid, oid, published or [], published is None],
+        )
+    )
+    filters = _row_filters(connection, publications, oid)
+    return Table(oid, schema, name, ReplicaIdentity(identity), columns, filters, _parts(connection, oid, kind))
+
+
+def _published_columns(
+    connection: Connection, publications: tuple[str, ...], schema: str, name: str
+) -> list[str] | None:
+    """The columns as the publication lists them; None where the server has no column lists."""
+    if connection.info.server_version < 150_000:
+        return None
+    rows = connection.execute(
+        "SELECT attnames FROM pg_publication_tables WHERE pubname = ANY(%s) AND schemaname = %s AND tablename = %s",
+        [list(publications), schema, name],
+    ).fetchall()
+    if not rows:
+        raise PublicationMissing(f"looking at table {schema}.{name}", "it is not in the publication any more")
+    return sorted({column for (columns,) in rows for column in columns})
+
+
+def _row_filters(connection: Connection, publications: tuple[str, ...], oid: int) -> str | None:
+    """The row filter; of several publications a row passes if it passes one, as in the stream."""
+    if connection.info.server_version < 150_000:
+        return None
+    filters = connection.execute(
+        "SELECT DISTINCT pg_get_expr(t.qual, t.relid) FROM pg_publication p,"
+        " LATERAL pg_get_publication_tables(p.pubname) t WHERE t.relid = %s AND p.pubname = ANY(%s)",
+        [oid, list(publications)],
+    ).fetchall()
+    if not filters or (None,) in filters:
+        return None
+    return " OR ".join(f"({expression})" for (expression,) in filters)
+
+
+def _parts(connection: Connection, oid: int, kind: str) -> tuple[Part, ...]:
+    """The relations that hold the rows, with their size in pages."""
+    rows = connection.execute(
+        "SELECT n.nspname, c.relname, CASE WHEN c.relkind = 'r' THEN"
+        " (pg_relation_size(c.oid) / current_setting('block_size')::int)::int END"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE CASE WHEN %s THEN c.oid IN (SELECT relid FROM pg_partition_tree(%s) WHERE isleaf) ELSE c.oid = %s END"
+        " ORDER BY 1, 2",
+        [kind == "p", oid, oid],
+    )
+    return tuple(Part(*row) for row in rows)
+
+
+def ranges(table: Table, at_least: int = 1, page_bytes: int = 8192) -> list[Range]:
+    """Divide the table into ranges of pages: about RANGE_BYTES each, but as many as there are hands for a big one."""
+    found: list[Range] = []
+    total = sum(part.pages or 0 for part in table.parts) or 1
+    for part in table.parts:
+        if part.pages is None or part.pages < 2:
+            found.append(Range(part, 0, None))
+            continue
+        hands = max(1, round(at_least * part.pages / total), -(-part.pages * page_bytes // RANGE_BYTES))
+        step = -(-part.pages // min(hands, part.pages))
+        starts = list(range(0, part.pages, step))
+        found += [Range(part, first, end) for first, end in zip(starts, [*starts[1:], None], strict=True)]
+    return found
+
+
+def copy_command(table: Table, piece: Range) -> Composed:
+    """COPY of one range, with the publication's columns and row filter. `publish` plays no part in a copy."""
+    conditions: list[Composable] = []
+    if piece.part.pages is not None:
+        conditions.append(SQL("ctid >= '({},0)'::tid").format(piece.first))
+        if piece.end is not None:
+            conditions.append(SQL("ctid < '({},0)'::tid").format(piece.end))
+    if table.row_filter is not None:
+        conditions.append(SQL("(") + SQL(table.row_filter) + SQL(")"))
+    columns = SQL(", ").join(Identifier(column.name) for column in table.columns)
+    where = SQL(" WHERE ") + SQL(" AND ").join(conditions) if conditions else SQL("")
+    only = SQL("ONLY ") if piece.part.pages is not None else SQL("")
+    relation = Identifier(piece.part.schema, piece.part.name)
+    select = SQL("SELECT {} FROM {}{}{}").format(columns, only, relation, where)
+    return SQL("COPY ({}) TO STDOUT (FORMAT csv)").format(select)
