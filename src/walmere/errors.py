@@ -3,6 +3,9 @@
     WalmereError
     ├── ConfigError               walmere.toml, WALMERE_… or an argument is not usable
     ├── ProtocolError             the bytes are not what the protocol says (carries the offset)
+    ├── TypeMismatch
+    │   ├── CastError             a text is not one of its type
+    │   └── UnknownType           a type that nobody has asked the catalog about
     ├── ChangeLogError
     │   ├── ChangeLogVersion      written by another version of the format
     │   ├── ChangeLogDamaged      a file is torn, missing or fails its checksum
@@ -57,6 +60,18 @@ class ProtocolError(WalmereError):
 
     def __str__(self) -> str:
         return f"{self.doing}: {self.wrong} at offset {self.offset}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+class TypeMismatch(WalmereError):
+    """Something about the types of columns."""
+
+
+class CastError(TypeMismatch):
+    """A text is not one that PostgreSQL gives for a value of this type. Never shows the text."""
+
+
+class UnknownType(TypeMismatch):
+    """A column is of a type that is neither built in nor among those the catalog was asked for."""
 
 
 class ChangeLogError(WalmereError):

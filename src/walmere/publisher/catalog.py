@@ -1,7 +1,8 @@
-"""What the source's catalogs say: publications and their tables."""
+"""What the source's catalogs say: publications and their tables, and the types of columns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from psycopg.sql import Identifier
@@ -9,6 +10,8 @@ from psycopg.sql import Identifier
 from walmere.errors import PublicationMissing
 from walmere.lsn import Lsn
 from walmere.publisher.connect import Connection
+from walmere.types.builtin import BUILT_IN
+from walmere.types.pgtype import PgType, TypType
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,49 @@ def published_tables(connection: Connection, names: tuple[str, ...]) -> list[Pub
         [list(names)],
     )
     return [PublishedTable(schema, name, tuple(attnames or ())) for schema, name, attnames in rows]
+
+
+def published_oids(connection: Connection, names: tuple[str, ...]) -> dict[int, str]:
+    """The published tables by OID, with their names."""
+    rows = connection.execute(
+        "SELECT DISTINCT c.oid, t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t"
+        " JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname"
+        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename"
+        " WHERE t.pubname = ANY(%s) ORDER BY 2, 3",
+        [list(names)],
+    )
+    return {oid: f"{schema}.{name}" for oid, schema, name in rows}
+
+
+def types_of(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:
+    """The types with these OIDs, and with them what they are made of: base types of domains, elements of arrays.
+
+    Built-in ones are known anyway and left out. One that does not exist any more is left out, too.
+    """
+    wanted = sorted(set(oids) - BUILT_IN.keys())
+    if not wanted:
+        return {}
+    rows = connection.execute(
+        # an array type is what its element's typarray says; name, point and others have a typelem as well
+        "WITH RECURSIVE made AS ("
+        " SELECT t.*, e.oid AS elem FROM pg_catalog.pg_type t"
+        " LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid"
+        "), wanted(oid) AS ("
+        " SELECT pg_catalog.unnest(%s::oid[])"
+        " UNION SELECT part FROM wanted JOIN made USING (oid), LATERAL (VALUES (elem), (typbasetype)) AS of(part)"
+        " WHERE part IS NOT NULL AND part <> 0"
+        ") SELECT made.oid, nspname, typname, typtype::text, typbasetype, typtypmod, coalesce(elem, 0), typdelim::text,"
+        " (SELECT extname FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_extension x ON d.refobjid = x.oid"
+        "  WHERE d.classid = 'pg_catalog.pg_type'::regclass AND d.objid = made.oid AND d.deptype = 'e'"
+        "  AND d.refclassid = 'pg_catalog.pg_extension'::regclass)"
+        " FROM wanted JOIN made USING (oid) JOIN pg_catalog.pg_namespace n ON n.oid = typnamespace",
+        [wanted],
+    )
+    return {
+        oid: PgType(oid, namespace, name, TypType(typtype), *rest)
+        for oid, namespace, name, typtype, *rest in rows
+        if oid not in BUILT_IN
+    }
 
 
 def wal_position(connection: Connection) -> Lsn:

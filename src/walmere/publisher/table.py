@@ -14,6 +14,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 from walmere.errors import PublicationMissing
 from walmere.pgoutput.messages import ReplicaIdentity
 from walmere.publisher.connect import Connection
+from walmere.types.copytext import COPY_OPTIONS
 
 RANGE_BYTES: Final = 64 << 20
 """About what one task copies."""
@@ -165,4 +166,4 @@ def copy_command(table: Table, piece: Range) -> Composed:
     only = SQL("ONLY ") if piece.part.pages is not None else SQL("")
     relation = Identifier(piece.part.schema, piece.part.name)
     select = SQL("SELECT {} FROM {}{}{}").format(columns, only, relation, where)
-    return SQL("COPY ({}) TO STDOUT (FORMAT csv)").format(select)
+    return SQL("COPY ({}) TO STDOUT ({})").format(select, SQL(COPY_OPTIONS))

@@ -1,0 +1,134 @@
+"""date, timestamp and timestamptz: in the years 1 to 9999, which is what SQL engines agree on; the rest is rejected.
+
+PostgreSQL knows infinity, the years before Christ and those after 9999, and writes them so (DateStyle = ISO):
+
+    infinity    -infinity    0044-03-15 BC    10000-01-01    0044-03-15 12:00:00+00 BC
+
+A timestamptz is written in the session's zone, with us UTC, so `+00`. Any other offset is understood as well, also one
+with seconds, which zones had before there was standard time. An offset can carry a value over the edge of a year,
+either way, so what counts is the year in UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import monthrange
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walmere.types.base import Cast, Codec, Mask, as_mask, matching, parsed, without
+from walmere.types.flat import flat
+
+_DAY_US: Final = 86_400_000_000
+_FIRST_DAY: Final = (date.min - date(1970, 1, 1)).days
+_LAST_DAY: Final = (date.max - date(1970, 1, 1)).days
+_FIRST_US: Final = _FIRST_DAY * _DAY_US
+_LAST_US: Final = _LAST_DAY * _DAY_US + _DAY_US - 1
+
+_TIME: Final = r" \d\d:\d\d:\d\d(?:\.\d{1,6})?"
+_INFINITY: Final = pa.array([b"infinity", b"-infinity"])
+_OUTSIDE: Final = r"^(?:\d{{5,}}-\d\d-\d\d{time}(?: BC)?|\d{{4}}-\d\d-\d\d{time} BC)$"
+
+
+def _has_letters(text: pa.Array) -> bool:
+    data = flat(text).data
+    return bool(len(data)) and bool(data.max() > ord(":"))
+
+
+@dataclass(frozen=True)
+class Date(Codec):
+    """date."""
+
+    outside = _OUTSIDE.format(time="")
+    first, last = _FIRST_DAY, _LAST_DAY
+
+    def _cast(self, text: pa.Array) -> Cast:
+        # Arrow takes its time for each value that it refuses, and many a column has infinity in half of its rows
+        rejected = np.zeros(len(text), np.bool_)
+        if _has_letters(text):
+            rejected = as_mask(pc.is_in(text, _INFINITY.cast(text.type)))
+            text = without(text, rejected)
+        values = None if _has_letters(text) else parsed(text, self.arrow)
+        if values is None:
+            rejected |= matching(text, self.outside)
+            text = without(text, rejected)
+            values = parsed(text, self.arrow)
+        if values is None:
+            return self._unusual(text, rejected)
+        return self._inside(values, rejected)
+
+    def _unusual(self, text: pa.Array, rejected: Mask) -> Cast:  # noqa: ARG002
+        """What to do when more is unusual than being outside of the range."""
+        raise self.malformed(text, lambda some: parsed(some, self.arrow))
+
+    def _inside(self, values: pa.Array, rejected: Mask) -> Cast:
+        """Reject also what Arrow could parse but lies outside."""
+        number = values.view(pa.int32() if self.arrow == pa.date32() else pa.int64())
+        edges = pc.min_max(number).as_py()
+        if edges["min"] is not None and not (self.first <= edges["min"] and edges["max"] <= self.last):
+            outside = as_mask(pc.or_(pc.less(number, self.first), pc.greater(number, self.last)))
+            values = without(values, outside)
+            rejected = rejected | outside
+        return Cast(values, rejected) if rejected.any() else Cast(values)
+
+
+@dataclass(frozen=True)
+class Timestamp(Date):
+    """timestamp without time zone."""
+
+    outside = _OUTSIDE.format(time=_TIME)
+    first, last = _FIRST_US, _LAST_US
+
+
+@dataclass(frozen=True)
+class TimestampTz(Timestamp):
+    """timestamp with time zone."""
+
+    outside = _OUTSIDE.format(time=_TIME + r"\+00")
+
+    def _unusual(self, text: pa.Array, rejected: Mask) -> Cast:
+        """Offsets with seconds, or at the edges. One by one: only a session in another zone sees them."""
+        odd = ~matching(text, rf"^\d{{4}}-\d\d-\d\d{_TIME}[+-]\d\d(?::?\d\d)?$") & as_mask(text.is_valid())
+        values = parsed(without(text, odd), self.arrow)
+        if values is None:
+            raise self.malformed(without(text, odd), lambda some: parsed(some, self.arrow))
+        micros = np.zeros(len(text), np.int64)
+        for index in np.flatnonzero(odd):
+            in_utc = _utc_us(text[int(index)].as_py().decode("ascii", "replace"))
+            if in_utc is None:
+                raise self.refused(f"value {index} of {len(text)} is not one")
+            outside = not self.first <= in_utc <= self.last
+            micros[index] = 0 if outside else in_utc
+            rejected[index] = outside
+        held = pa.array(micros, mask=rejected).cast(self.arrow)
+        values = pc.if_else(pa.array(odd), held, values)
+        return self._inside(values, rejected)
+
+
+_WITH_ZONE: Final = re.compile(
+    r"(\d{4,7})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?([+-])(\d\d)(?::(\d\d)(?::(\d\d))?)?( BC)?", re.ASCII
+)
+
+
+def _utc_us(text: str) -> int | None:
+    """Microseconds since 1970 in UTC, of any year; None if it is not a timestamptz."""
+    match = _WITH_ZONE.fullmatch(text)
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
+    micros = int((match[7] or "").ljust(6, "0"))
+    offset = int(match[9]) * 3600 + int(match[10] or 0) * 60 + int(match[11] or 0)
+    if match[12]:
+        year = 1 - year
+    cycles, of_cycle = divmod(year, 400)  # the calendar repeats itself after 400 years, which are 146,097 days
+    of_cycle += 400
+    if not (1 <= month <= 12 and 1 <= day <= monthrange(of_cycle, month)[1] and hour < 24 and max(minute, second) < 60):
+        return None
+    days = (date(of_cycle, month, day) - date(1970, 1, 1)).days + (cycles - 1) * 146_097
+    local = ((days * 24 + hour) * 60 + minute) * 60 + second
+    return (local - (-offset if match[8] == "-" else offset)) * 1_000_000 + micros

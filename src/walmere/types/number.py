@@ -1,0 +1,68 @@
+"""Integers and floats. PostgreSQL's shortest-precise output (since 12) makes the float's text exact both ways.
+
+Arrow's parsers are strict, but for two things. That of integers takes hexadecimal; that of floats makes infinity or
+zero of what is too large or too small for the type, which the text of a float of that type cannot be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walmere.types.base import Cast, Codec, as_mask, parsed, rejecting
+from walmere.types.flat import flat
+
+_MINUS, _NINE = b"-9"
+_INT64_MAX: Final = (1 << 63) - 1
+_INFINITE: Final = pa.array([b"Infinity", b"-Infinity"])
+_ZERO: Final = pa.array([b"0", b"-0"])
+
+
+def plain(text: pa.Array) -> bool:
+    """Only digits, minus and point: no exponent, no name, no blank. (And the slash, which no parser takes.)"""
+    data = flat(text).data
+    if not len(data) or (data.min() >= _MINUS and data.max() <= _NINE):
+        return True
+    return bool(text.null_count) and plain(text.drop_null())
+
+
+@dataclass(frozen=True)
+class Integer(Codec):
+    """int2, int4, int8 and what counts in them; xid8 is the one whose upper half int64 cannot hold."""
+
+    def _cast(self, text: pa.Array) -> Cast:
+        values = self._parsed(text)
+        if values is not None:
+            return Cast(values)
+        if self.name == "xid8":
+            unsigned = parsed(text, pa.uint64()) if plain(text) else None
+            if unsigned is not None:
+                too_large = as_mask(pc.greater(unsigned, pa.scalar(_INT64_MAX, pa.uint64())))
+                return rejecting(unsigned.cast(pa.int64(), safe=False), too_large)
+        raise self.malformed(text, self._parsed)
+
+    def _parsed(self, text: pa.Array) -> pa.Array | None:
+        return parsed(text, self.arrow) if plain(text) else None
+
+
+@dataclass(frozen=True)
+class Float(Codec):
+    """float4 and float8; NaN and the infinities are values like any other."""
+
+    def _cast(self, text: pa.Array) -> Cast:
+        values = self._parsed(text)
+        if values is None:
+            raise self.malformed(text, self._parsed)
+        return Cast(values)
+
+    def _parsed(self, text: pa.Array) -> pa.Array | None:
+        values = parsed(text, self.arrow)
+        if values is None:
+            return None
+        for edge, meant in ((pc.is_inf(values), _INFINITE), (pc.equal(values, pa.scalar(0, self.arrow)), _ZERO)):
+            if pc.any(edge).as_py() and not pc.all(pc.is_in(text.filter(edge), meant.cast(text.type))).as_py():
+                return None
+        return values

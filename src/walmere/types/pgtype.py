@@ -1,0 +1,41 @@
+"""What a type is: the part of its row in `pg_type` that decides how its text is read.
+
+An OID below 10000 is the same in every server, so those types are known here (`builtin`). All others, enums, domains,
+composites, what extensions bring, and their arrays, get their OID when they are created; for them the source's catalog
+is asked once (`publisher.catalog.types_of`), and the answer travels with the work as a plain mapping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class TypType(StrEnum):
+    """`pg_type.typtype`."""
+
+    BASE = "b"
+    COMPOSITE = "c"
+    DOMAIN = "d"
+    ENUM = "e"
+    MULTIRANGE = "m"
+    PSEUDO = "p"
+    RANGE = "r"
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A row of `pg_type`."""
+
+    oid: int
+    namespace: str
+    name: str
+    typtype: TypType = TypType.BASE
+    basetype: int = 0  # of a domain: what it is over, perhaps another domain
+    base_typmod: int = -1  # of a domain: the type modifier it gives to that
+    elem: int = 0  # of an array type: its elements' type. Zero for what merely can be subscripted (name, point)
+    delimiter: str = ","  # between the elements of an array of this type; only box has another
+    extension: str | None = None  # that the type belongs to
+
+    def __str__(self) -> str:
+        return self.name if self.namespace == "pg_catalog" else f"{self.namespace}.{self.name}"
