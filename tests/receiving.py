@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,13 @@ from walmere.subscription.receiver import Receiver
 
 
 def receive_all(database: Database, config: Config) -> Lsn:
-    """Receive up to where the source's WAL ends now."""
-    return Receiver(config).run(Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text")))
+    """Receive up to where the source's WAL ends now, and wait until the walsender has let go of the slot."""
+    durable = Receiver(config).run(Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text")))
+    query = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+    deadline = time.monotonic() + 30
+    while database.rows(query, config.source.slot) == [(True,)] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return durable
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from types import TracebackType
 import psycopg
 
 from conftest import Database
+from walmere.changelog.assembly import HEARTBEAT
 from walmere.changelog.reader import Reader
 from walmere.config import Config
 from walmere.pgoutput import messages as m
@@ -112,6 +113,8 @@ def source_says(database: Database, slot: str) -> Spoken:
         match message := decode(data):
             case m.Begin():
                 spoken.append((message.xid, message.final_lsn, []))
+            case m.LogicalMessage(prefix=prefix) if prefix == HEARTBEAT:
+                pass  # a receiver's own: the log only takes its position from it
             case m.LogicalMessage(transactional=False):
                 spoken.append((0, message.lsn, [message]))
             case m.Insert() | m.Update() | m.Delete() | m.Truncate() | m.LogicalMessage():

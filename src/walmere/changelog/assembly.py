@@ -77,6 +77,7 @@ class Assembly:
         self._streams: dict[int, _Spool] = {}
         self._stream: _Spool | None = None  # between Stream Start and Stream Stop
         self._large: _Spool | None = None  # between Begin and Commit, or Begin Prepare and Prepare
+        self._late: dict[str, Prepared] = {}  # prepared before the log's end, but the log does not have them
 
     def reset(self) -> None:
         """The connection was cut: what was not finished will be sent again from its beginning."""
@@ -85,7 +86,9 @@ class Assembly:
             self._discard(spool)
         if self._large is not None:
             self._discard(self._large)
-        self._streams, self._stream, self._large = {}, None, None
+        for prepared in self._late.values():
+            self._writer.remove(prepared.segments)
+        self._streams, self._stream, self._large, self._late = {}, None, None, {}
 
     def advance(self, lsn: Lsn) -> None:
         """The source says that it has sent everything before this LSN."""
@@ -111,9 +114,9 @@ class Assembly:
             if at < stop:  # a transaction without its end
                 if stop < len(s):
                     raise _unexpected(s, stop, "inside a transaction")
+                begin = _begin(s, at)
                 if int(s.end[-1]) - int(s.start[at]) < LARGE:
                     break
-                begin = _begin(s, at)
                 self._large = _Spool(begin.xid, False, begin.final_lsn, begin.commit_time_us)
                 self._large.duplicate = begin.final_lsn < self.position
             elif at < len(s):
@@ -301,22 +304,30 @@ class Assembly:
         )
 
     def _prepare(self, spool: _Spool, prepare: m.Prepare | m.StreamPrepare, sequence: int) -> None:
-        if prepare.prepare_lsn < self.position:
+        if self._is_waiting(prepare):
             self._discard(spool)
             return
         self._seal(spool)
-        self.position = prepare.end_lsn
-        self._writer.publish(
-            Prepared(
-                prepare.gid,
-                spool.xid,
-                prepare.end_lsn,
-                sequence,
-                tuple(spool.segments),
-                frozenset(spool.aborted),
-                spool.origin,
-            )
+        prepared = Prepared(
+            prepare.gid,
+            spool.xid,
+            prepare.end_lsn,
+            sequence,
+            tuple(spool.segments),
+            frozenset(spool.aborted),
+            spool.origin,
         )
+        if prepare.prepare_lsn < self.position:
+            # Either the log has it and its end too, or two_phase was off when it was prepared: then the server sends
+            # it only now, right before its Commit Prepared, and this is the only time. Which one, its end will tell.
+            self._late[prepare.gid] = prepared
+            return
+        self.position = prepare.end_lsn
+        self._writer.publish(prepared)
+
+    def _is_waiting(self, prepare: m.BeginPrepare | m.Prepare | m.StreamPrepare) -> bool:
+        """Whether this is sent again, and the log has it among those that wait for their end."""
+        return prepare.prepare_lsn < self.position and prepare.gid in self._writer.summary.prepared
 
     def _discard(self, spool: _Spool) -> None:
         if spool.writer is not None:
@@ -351,7 +362,7 @@ class Assembly:
                     self._streams[message.xid].aborted.add(message.subxid)
                     self._relations.forget(message.xid, message.subxid)
             case m.BeginPrepare():
-                self._large = _Spool(message.xid, streamed=False, duplicate=message.prepare_lsn < self.position)
+                self._large = _Spool(message.xid, streamed=False, duplicate=self._is_waiting(message))
                 return at
             case m.CommitPrepared():
                 self._commit_prepared(message, sequence)
@@ -378,9 +389,12 @@ class Assembly:
             self._define(definition)
 
     def _commit_prepared(self, commit: m.CommitPrepared, sequence: int) -> None:
+        late = self._late.pop(commit.gid, None)
         if commit.commit_lsn < self.position:
+            if late is not None:
+                self._writer.remove(late.segments)
             return
-        prepared = self._writer.summary.prepared.get(commit.gid)
+        prepared = late or self._writer.summary.prepared.get(commit.gid)
         if prepared is None:
             raise ProtocolError(
                 "receiving Commit Prepared",
@@ -403,6 +417,8 @@ class Assembly:
         )
 
     def _rollback_prepared(self, rollback: m.RollbackPrepared, sequence: int) -> None:
+        if (late := self._late.pop(rollback.gid, None)) is not None:
+            self._writer.remove(late.segments)
         # A prepare before the slot was made two-phase was never sent, but its rollback is
         prepared = self._writer.summary.prepared.get(rollback.gid)
         if prepared is not None and rollback.rollback_end_lsn > self.position:

@@ -133,7 +133,8 @@ class Summary:
             self.relations.append(entry)
             return
         self.end_lsn = max(self.end_lsn, entry.end_lsn)
-        self.last_sequence = entry.last_sequence
+        # a prepared transaction that retention has left in front is older than the log's beginning
+        self.last_sequence = max(self.last_sequence, entry.last_sequence)
         match entry:
             case Prepared():
                 self.prepared[entry.gid] = entry
@@ -182,8 +183,11 @@ class Manifest:
             yield _entry(line)
 
     def replaced(self) -> bool:
-        """Whether retention has put another file in this one's place."""
-        return os.fstat(self._file.fileno()).st_ino != self.path.stat().st_ino
+        """Whether retention has put another file in this one's place, or `walmere drop` none."""
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return True
 
     def _line(self) -> dict[str, Any] | None:
         self._file.seek(self.position)

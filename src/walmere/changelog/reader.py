@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
 from walmere.changelog.segment import Block, Segment, read_block
-from walmere.errors import ChangeLogError, ProtocolError
+from walmere.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput import messages as m
 from walmere.pgoutput.decode import decode
@@ -82,18 +82,30 @@ class Reader:
                 f"reading the change log from {start}", f"it begins at {self._end}; what was before has been removed"
             )
         while True:
+            replaced = self._manifest.replaced()  # asked first: the old file does not grow any more, so read it out
             for entry in self._manifest.entries():
                 if isinstance(entry, RelationVersion):
                     self._relations.add(entry)
                 elif entry.end_lsn > self._end:
                     self._end = entry.end_lsn
                     yield from self._of(entry, start, wanted)
-            if not follow():
+            if replaced:
+                self._go_on()
+            elif follow():
+                time.sleep(_POLL)
+            else:
                 return
-            time.sleep(_POLL)
-            if self._manifest.replaced():
-                self._manifest.close()
-                self._manifest = Manifest(self._directory)
+
+    def _go_on(self) -> None:
+        """With the manifest that has taken the place of the one that was read to its end."""
+        self._manifest.close()
+        self._manifest = Manifest(self._directory)
+        begins = self._manifest.header.start_lsn
+        if begins > self._end:
+            raise ChangeLogError(
+                f"reading the change log in {self._directory} on from {self._end}",
+                f"it begins at {begins} now; what was before has been removed",
+            )
 
     def _of(self, entry: Record, start: Lsn, wanted: Wanted | None) -> Iterator[LoggedTransaction]:
         match entry:
@@ -138,12 +150,24 @@ class Reader:
         for index, block in enumerate(segment.blocks):
             if wanted is not None and not self._is_wanted(block, wanted):
                 continue
-            batch = read_block(self._directory, segment, index)
+            batch = self._block(segment, index)
             version = pa.array([block.version], pa.uint32()).take(pa.array([0] * batch.num_rows))
             parts.append(pa.Table.from_batches([batch]).append_column("version", version))
         if not parts:
             return pa.table({name: [] for name in ("commit_lsn", "xid", "commit_time", "origin")})
         return pa.concat_tables(parts).sort_by("sequence")
+
+    def _block(self, segment: Segment, index: int) -> pa.RecordBatch:
+        try:
+            return read_block(self._directory, segment, index)
+        except ChangeLogDamaged:
+            if (self._directory / segment.file).exists() or not self._manifest.replaced():
+                raise
+            raise ChangeLogError(
+                f"reading the change log in {self._directory}",
+                f"{segment.file} has been removed meanwhile, because its keep time is over",
+                "raise subscription.keep_seconds, or begin to read later in the log",
+            ) from None
 
     def _is_wanted(self, block: Block, wanted: Wanted) -> bool:
         if not block.relation:

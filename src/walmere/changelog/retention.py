@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Final
 
 from walmere.changelog import manifest
-from walmere.changelog.manifest import Entry, Header, Manifest, Prepared, RolledBack, Transaction, Transactions
+from walmere.changelog.manifest import (
+    Entry,
+    Header,
+    Manifest,
+    Position,
+    Prepared,
+    RolledBack,
+    Transaction,
+    Transactions,
+)
 from walmere.changelog.writer import Flusher, Writer
 from walmere.lsn import Lsn
 from walmere.pgoutput.relation import RelationVersion
+
+_IDLE: Final = 1000
+"""Records of a mere position that are worth a new manifest: an idle source makes some every minute."""
 
 
 def submit(writer: Writer, applied: Lsn | None, keep_seconds: float) -> None:
@@ -30,7 +43,7 @@ def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
     with Manifest(directory) as source:
         header = source.header
         start, sequence = header.start_lsn, header.first_sequence
-        removing = True
+        removing, idle = True, 0
         for entry in source.entries():
             if isinstance(entry, RelationVersion):
                 kept.append(entry)
@@ -39,7 +52,8 @@ def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
             if not removing:
                 kept.append(entry)
                 continue
-            start, sequence = entry.end_lsn, entry.last_sequence + 1
+            start, sequence = max(start, entry.end_lsn), max(sequence, entry.last_sequence + 1)
+            idle += isinstance(entry, Position)
             match entry:
                 case Prepared():
                     waiting[entry.gid] = entry
@@ -49,7 +63,7 @@ def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
                     gone.extend(segment.file for segment in entry.segments)
                     if isinstance(entry, Transaction) and entry.gid is not None:
                         waiting.pop(entry.gid, None)
-    if not gone:
+    if not gone and idle < _IDLE:
         return
     trimmed = Header(header.system_identifier, header.database, header.slot, start, sequence)
     manifest.create(directory, trimmed, [*waiting.values(), *kept])

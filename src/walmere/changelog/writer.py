@@ -21,12 +21,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from walmere.changelog import manifest
-from walmere.changelog.manifest import Entry, Header, Manifest, Position, Record, Summary, Transactions
+from walmere.changelog.manifest import (
+    Entry,
+    Header,
+    Manifest,
+    Position,
+    Prepared,
+    Record,
+    RolledBack,
+    Summary,
+    Transaction,
+    Transactions,
+)
 from walmere.changelog.segment import SUFFIX, TEMPORARY, Chunk, Segment, SegmentWriter, open_segment, read_block
 from walmere.errors import ChangeLogDamaged, ChangeLogError, ChangeLogInUse
 from walmere.lsn import Lsn
@@ -41,6 +53,13 @@ class Lock:
     """The right to write a log. The operating system gives it back when the process ends, however it ends."""
 
     def __init__(self, directory: Path) -> None:
+        while not self._take(directory):
+            pass
+        with suppress(OSError):  # on a full disk nobody learns who it is, but `walmere drop` can still make room
+            os.truncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def _take(self, directory: Path) -> bool:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -49,15 +68,20 @@ class Lock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.read(self._descriptor, 20).decode().strip()
+            pid = os.read(self._descriptor, 20).decode().strip() or "(unknown)"
             os.close(self._descriptor)
             raise ChangeLogInUse(
                 f"opening {directory} for writing",
                 f"process {pid} is writing there",
                 "one receiver is enough; end the other",
             ) from None
-        os.truncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            same = os.path.samestat(os.fstat(self._descriptor), (directory / "lock").stat())
+        except FileNotFoundError:
+            same = False
+        if not same:  # `walmere drop` has deleted it meanwhile: a lock on a file without a name keeps nobody out
+            os.close(self._descriptor)
+        return same
 
     def release(self) -> None:
         """Give the right back."""
@@ -261,33 +285,70 @@ def _recover(directory: Path, confirmed: Lsn) -> Summary:
     """Find what can be trusted, cut off the rest, and remove files that no record names.
 
     PostgreSQL sends again what was not confirmed. So a damaged record that begins at or after the confirmed position
-    is dropped, with all that follow it; one before is an error, because nobody has its contents any more.
+    is dropped, with all that follow it; one before is an error, because nobody has its contents any more. Nothing is
+    changed on disk then.
     """
-    orphans = {path.name for path in directory.iterdir() if path.suffix in (SUFFIX, TEMPORARY)}
+    path = directory / manifest.NAME
+    orphans = _data_files(directory)
+    firm: set[str] = set()  # prepared transactions whose contents the server does not send again
     with Manifest(directory) as source:
         summary = Summary(source.header, source.header.start_lsn, last_sequence=source.header.first_sequence - 1)
         trusted = source.position
         for entry in source.entries():
             segments = _segments(entry)
+            again = summary.end_lsn >= confirmed and getattr(entry, "gid", None) not in firm
+            if isinstance(entry, Prepared) and not (again and entry.end_lsn > confirmed):
+                again = False
+                firm.add(entry.gid)
             try:
                 for segment in segments:
                     _verify(directory, segment, thoroughly=summary.end_lsn >= confirmed)
             except ChangeLogDamaged as error:
-                if summary.end_lsn < confirmed:
+                if isinstance(entry, Prepared) and _is_rolled_back(directory, source.position, entry.gid):
+                    pass  # ROLLBACK PREPARED has deleted them
+                elif not again:
                     raise
-                _log.warning(
-                    "%s; receiving everything after %s again", error.args[0] + ": " + error.wrong, summary.end_lsn
-                )
-                break
-            summary.add(entry)
+                else:
+                    wrong = f"{error.doing}: {error.wrong}"
+                    _log.warning("%s; receiving everything after %s again", wrong, summary.end_lsn)
+                    break
             orphans.difference_update(segment.file for segment in segments)
+            if isinstance(entry, RolledBack) and entry.gid in summary.prepared:
+                orphans.update(segment.file for segment in summary.prepared[entry.gid].segments)
+            if isinstance(entry, RolledBack | Transaction) and entry.gid is not None:
+                firm.discard(entry.gid)
+            summary.add(entry)
             trusted = source.position
-    if trusted < (directory / manifest.NAME).stat().st_size:
-        with (directory / manifest.NAME).open("r+b") as file:
+    torn = trusted < path.stat().st_size
+    if summary.end_lsn < confirmed:
+        if torn:
+            raise ChangeLogDamaged(
+                f"reading the manifest {path}",
+                f"its end is torn after {summary.end_lsn}, and the slot has been confirmed to {confirmed}",
+                "`walmere drop`, and begin the subscription anew",
+            )
+        return summary  # the receiver refuses to go on
+    if torn:
+        with path.open("r+b") as file:
             file.truncate(trusted)
             os.fsync(file.fileno())
     _unlink([directory / orphan for orphan in orphans])
     return summary
+
+
+def _data_files(directory: Path) -> set[str]:
+    """The files of segments, whole or being written, and of a manifest being written."""
+    return {path.name for path in directory.iterdir() if path.suffix in (SUFFIX, TEMPORARY)}
+
+
+def _is_rolled_back(directory: Path, position: int, gid: str) -> bool:
+    """Whether what follows in the manifest says so of the transaction that was prepared before."""
+    with Manifest(directory) as ahead:
+        ahead.position = position
+        for entry in ahead.entries():
+            if isinstance(entry, RolledBack | Transaction) and entry.gid == gid:
+                return isinstance(entry, RolledBack)
+    return False
 
 
 def _segments(entry: Entry) -> tuple[Segment, ...]:
@@ -312,6 +373,12 @@ def create(directory: Path, header: Header) -> None:
 def header_of(directory: Path) -> Header | None:
     """The header of the log in this directory, if there is one."""
     if not (directory / manifest.NAME).exists():
+        if directory.exists() and any(name.endswith(SUFFIX) for name in _data_files(directory)):
+            raise ChangeLogDamaged(
+                f"opening the change log in {directory}",
+                f"there are segments, but no {manifest.NAME}: nobody knows what they are",
+                "bring it back; or `walmere drop`, and begin the subscription anew",
+            )
         return None
     with Manifest(directory) as source:
         return source.header

@@ -7,11 +7,12 @@ arguments are not usable, and nothing was started.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -43,18 +44,18 @@ _DEFAULT = Path("walmere.toml")
 
 def main() -> None:
     """Run a command; errors become one message and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 is no reason to fail
     try:
         app()
     except ConfigError as error:
         _fail(error, 2)
-    except WalmereError as error:
+    except (WalmereError, OSError) as error:
         _fail(error, 1)
-    except BrokenPipeError:
-        sys.stderr.close()  # `walmere log | head`: nobody reads on
-        sys.exit(0)
 
 
-def _fail(error: WalmereError, code: int) -> NoReturn:
+def _fail(error: WalmereError | OSError, code: int) -> NoReturn:
     print(f"walmere: {error}", file=sys.stderr)
     sys.exit(code)
 
@@ -105,13 +106,14 @@ def receive(
     if once and until is not None:
         raise ConfigError("reading the arguments", "--once and --until cannot be given together")
     from walmere.publisher import catalog
-    from walmere.publisher.connect import connect
+    from walmere.publisher.connect import connect, speaking
     from walmere.subscription.receiver import Receiver
 
     loaded = _load(config)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     if once:
-        with connect(loaded.source, "walmere receive") as connection:
+        doing = speaking(loaded.source, "asking the source where its WAL ends")
+        with doing, connect(loaded.source, "walmere receive") as connection:
             until = catalog.wal_position(connection)
     receiver = Receiver(loaded)
     with _stopped_by_signals(receiver):
@@ -144,16 +146,18 @@ def log(
     from walmere.changelog.reader import Reader
     from walmere.cli import output
 
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, at any point
     wanted = (
         None if table is None else lambda relation: table in (relation.name, f"{relation.namespace}.{relation.name}")
     )
-    with Reader(_load(config).changelog) as reader, contextlib.suppress(KeyboardInterrupt):
-        for transaction in reader.transactions(
-            start or INVALID_LSN, wanted=wanted, follow=lambda: follow and not stopping.is_set()
-        ):
-            output.transaction(transaction, as_json=json)
+    try:
+        with Reader(_load(config).changelog) as reader:
+            for transaction in reader.transactions(start or INVALID_LSN, wanted=wanted, follow=lambda: follow):
+                output.transaction(transaction, as_json=json)
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # `walmere log | head`: nobody reads on, not even what is still in the buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()
@@ -180,27 +184,39 @@ def drop(
         print(f"left slot {loaded.source.slot} alone")
     else:
         _drop_slot(loaded)
+    # Out of the way in one step: a receiver that starts now makes a new log, and its files are not deleted with ours
+    dropped = loaded.changelog.with_suffix(".dropped")
+    _delete(dropped)
     if lock is None:
         print(f"there is no change log in {directory}")
         return
-    for part in (loaded.changelog, directory / "origins"):
-        shutil.rmtree(part, ignore_errors=True)
+    loaded.changelog.rename(dropped)
+    (directory / "receiver.json").unlink(missing_ok=True)  # of one that was killed
+    _delete(directory / "origins")
+    _delete(dropped)
     lock.release()
     with contextlib.suppress(OSError):
         directory.rmdir()  # if nothing else is in it
     print(f"deleted the change log in {directory}")
 
 
+def _delete(directory: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(directory)
+
+
 def _drop_slot(config: Config) -> None:
     from walmere.publisher import slot
-    from walmere.publisher.connect import connect
+    from walmere.publisher.connect import connect, speaking
 
     source = config.source
-    with connect(source, "walmere drop", replication=True) as connection:
-        found = slot.read(connection, source.slot)
+    with connect(source, "walmere drop") as connection:
+        with speaking(source, f"looking at replication slot {source.slot}"):
+            found = slot.read(connection, source.slot)
         if found is None:
             print(f"there is no slot {source.slot} on the source")
             return
         slot.require_ours(found, connection.info.dbname)
+    with connect(source, "walmere drop", replication=True) as connection:
         slot.drop(connection, source)
-        print(f"dropped slot {source.slot}")
+    print(f"dropped slot {source.slot}")

@@ -70,15 +70,16 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
 def transaction(logged: LoggedTransaction, *, as_json: bool) -> None:
     """One transaction; written piece by piece, since it may be larger than memory."""
     if as_json:
+        escaped = sys.stdout.encoding.lower() != "utf-8"  # JSON can say anything in ASCII
         head = {
             "xid": logged.xid,
             "commit_lsn": str(logged.commit_lsn),
             "commit_time": logged.commit_time.isoformat(),
             "origin": logged.origin,
         }
-        print(json.dumps(head, ensure_ascii=False)[:-1], end=', "changes": [')
+        print(json.dumps(head, ensure_ascii=escaped)[:-1], end=', "changes": [')
         for index, change in enumerate(logged.changes):
-            print(", " * (index > 0) + json.dumps(_change(change), ensure_ascii=False), end="")
+            print(", " * (index > 0) + json.dumps(_change(change), ensure_ascii=escaped), end="")
         print("]}", flush=True)
         return
     origin = f"  origin {logged.origin}" if logged.origin else ""
@@ -114,7 +115,7 @@ def _line(change: Change) -> str:
     """A change for people."""
     match message := change.message:
         case m.LogicalMessage():
-            return f"MESSAGE {message.prefix}: {message.content.decode(errors='backslashreplace')}"
+            return f"MESSAGE {message.prefix}: {message.content.decode(errors='backslashreplace')!r}"
         case m.Truncate():
             options = " RESTART IDENTITY" * message.restart_identity + " CASCADE" * message.cascade
             return f"TRUNCATE {', '.join(_name(relation) for relation in change.relations)}{options}"

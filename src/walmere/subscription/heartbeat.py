@@ -9,8 +9,11 @@ own log when they are not, and sends nothing.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from contextlib import suppress
+from typing import Final
 
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.config import Source
@@ -19,6 +22,9 @@ from walmere.publisher import catalog
 from walmere.publisher.connect import Connection, speaking
 
 _log = logging.getLogger(__name__)
+
+LOOK: Final = 2.5
+"""Seconds between two looks at the publications, at the most."""
 
 
 class Heartbeat:
@@ -33,9 +39,8 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="walmere-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin; without an interval there is nothing to do."""
-        if self._source.heartbeat:
-            self._thread.start()
+        """Begin. Without an interval nothing is written, but the publications are looked after."""
+        self._thread.start()
 
     def heard(self, now: float) -> None:
         """Something came through the stream."""
@@ -49,14 +54,18 @@ class Heartbeat:
     def stop(self) -> None:
         """End the thread; a query in progress is cancelled with its connection."""
         self._stopping.set()
+        if self._thread.ident is None:
+            return
+        self._thread.join(0.1)
         if self._thread.is_alive():
-            self._connection.cancel_safe(timeout=1.0)
+            with suppress(WalmereError), speaking(self._source, "cancelling"):  # the server may be gone
+                self._connection.cancel_safe(timeout=1.0)
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        interval = self._source.heartbeat
+        interval = self._source.heartbeat or math.inf
         writable = True
-        while not self._stopping.wait(interval / 4):
+        while not self._stopping.wait(min(interval / 4, LOOK)):
             try:
                 with speaking(self._source, "looking after the publications"):
                     catalog.require_publications(self._connection, self._source.publications)

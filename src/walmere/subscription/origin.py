@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 
+from walmere.changelog.manifest import sync_directory
 from walmere.lsn import Lsn
 
 
@@ -30,6 +31,8 @@ class Origins:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
+        sync_directory(self._directory)
+        sync_directory(self._directory.parent)
 
     def applied(self) -> Lsn | None:
         """What every sink has applied; None if there is no sink."""

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,7 +33,7 @@ from walmere.changelog.assembly import Assembly
 from walmere.changelog.manifest import Header
 from walmere.changelog.writer import Lock, Writer, create, header_of
 from walmere.config import Config
-from walmere.errors import ChangeLogMismatch, SlotMissing, WalmereError, WrongSystem
+from walmere.errors import ChangeLogError, ChangeLogMismatch, SlotMissing, SourceError, WalmereError, WrongSystem
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, slot
 from walmere.publisher.connect import MISSING, Connection, connect, speaking
@@ -73,6 +74,7 @@ class Receiver:
         self._stopping = threading.Event()
         self._origins = Origins(config.subscription.directory)
         self._session: _Session | None = None
+        self._tidied = -math.inf  # so that also one who only ever receives `--once` keeps no more than is wanted
         self.progress = Progress()
 
     def stop(self) -> None:
@@ -86,6 +88,12 @@ class Receiver:
         lock = Lock(self._directory)
         try:
             return self._run(until)
+        except OSError as error:
+            raise ChangeLogError(
+                f"writing below {self._config.subscription.directory}",
+                f"{error}",
+                "nothing was confirmed that is not durable; make room or repair the disk, and start again",
+            ) from error
         finally:
             (self._config.subscription.directory / "receiver.json").unlink(missing_ok=True)
             lock.release()
@@ -99,10 +107,12 @@ class Receiver:
                 try:
                     with closing(_Session(self._config)) as session:
                         self._session = session
+                        if self._stopping.is_set():  # while there was no session to interrupt
+                            return self.progress.durable if log is None else log.writer.durable
                         confirmed = session.prepare(self._directory)
                         log = log or _Log(self._config, confirmed)
                         session.fits(log.writer.durable, confirmed)
-                        session.start(log.assembly.position)
+                        session.start(log.assembly.position, log.writer.durable)
                         if until is not None:
                             session.hurry()
                         self._receive(session, log, until)
@@ -116,7 +126,7 @@ class Receiver:
                     if log is not None:
                         log.assembly.reset()
                     if self._stopping.wait(wait):
-                        return self.progress.durable
+                        return self.progress.durable if log is None else log.writer.durable
                     pause = min(pause * 2, longest)
         finally:
             if log is not None:
@@ -128,7 +138,7 @@ class Receiver:
         age = self._config.subscription.segment_seconds
         frames: list[memoryview] = []
         size = 0  # of what came since the last feed; before it stands what that one left, an unfinished transaction
-        oldest = sent = tidied = time.monotonic()
+        oldest = sent = time.monotonic()
         while True:
             writer.check()
             session.heartbeat.check()
@@ -146,6 +156,9 @@ class Receiver:
                 awaited = until is not None and writer.durable < until <= stream.keepalive_lsn
                 if ending or awaited or stream.reply_requested or now - sent >= SILENCE:
                     assembly.advance(stream.keepalive_lsn)
+            if now - self._tidied >= max(_RETENTION, self._config.subscription.keep_seconds / 24):
+                retention.submit(writer, self._origins.applied(), self._config.subscription.keep_seconds)
+                self._tidied = now
             if ending:
                 writer.flush()
             moved = writer.durable > self.progress.durable
@@ -154,9 +167,6 @@ class Receiver:
                 sent = now
             if ending:
                 return
-            if now - tidied >= max(_RETENTION, self._config.subscription.keep_seconds / 24):
-                retention.submit(writer, self._origins.applied(), self._config.subscription.keep_seconds)
-                tidied = now
             if empty:
                 self._pause(stream, writer, oldest + age - now if size else None)
 
@@ -213,12 +223,13 @@ class _Session:
     def prepare(self, directory: Path) -> Lsn:
         """Make slot and log if they are new; else see that they fit. Returns what the slot has confirmed."""
         source = self._config.source
-        system = identify_system(self._replication)
         header = header_of(directory)
-        if header is not None:
-            _same_system(header, system, self._config)
-        catalog.require_publications(self._sql, source.publications)
-        found = slot.read(self._sql, source.slot)
+        with speaking(source, "preparing to receive"):
+            system = identify_system(self._replication)
+            if header is not None:
+                _same_system(header, system, self._config)
+            catalog.require_publications(self._sql, source.publications)
+            found = slot.read(self._sql, source.slot)
         if found is None:
             if header is not None:
                 raise SlotMissing("preparing to receive", f"replication slot {source.slot} does not exist", MISSING)
@@ -240,7 +251,9 @@ class _Session:
                 f"slot {name} has moved on to {confirmed}, the change log ends at {durable}: there is a gap",
                 anew,
             )
-        if (position := catalog.wal_position(self._sql)) < durable:
+        with speaking(self._config.source, doing):
+            position = catalog.wal_position(self._sql)
+        if position < durable:
             raise ChangeLogMismatch(
                 doing,
                 f"the source's WAL ends at {position}, the change log already has {durable}:"
@@ -248,16 +261,23 @@ class _Session:
                 anew,
             )
 
-    def start(self, position: Lsn) -> None:
+    def start(self, position: Lsn, durable: Lsn) -> None:
         """START_REPLICATION from where the log ends."""
-        self.stream = Stream(self._config.source, self._replication, position)
+        source = self._config.source
+        self.stream = Stream(source, self._replication, position)
+        # Until here another could have moved the slot on, and the server would begin there without a word
+        with speaking(source, "preparing to receive"):
+            found = slot.read(self._sql, source.slot)
+        if found is not None and found.confirmed_lsn is not None:
+            self.fits(durable, found.confirmed_lsn)
         self.heartbeat = Heartbeat(self._sql, self._config.source)
         self.heartbeat.start()
 
     def interrupt(self) -> None:
         """End a wait before the stream: creating a slot waits for every transaction that is open on the source."""
         if not hasattr(self, "stream"):
-            self._replication.cancel()
+            with suppress(SourceError), speaking(self._config.source, "cancelling"):
+                self._replication.cancel()
 
     def hurry(self) -> None:
         """Somebody waits for an LSN."""

@@ -21,7 +21,7 @@ def status(config: Config) -> dict[str, Any]:
     source = _source(config)
     log = _log(config)
     durable = log.end_lsn if log is not None else None
-    received = _received(config) or durable
+    received = max((lsn for lsn in (_received(config), durable) if lsn is not None), default=None)
     applied = Origins(config.subscription.directory).applied()
     behind = applied if applied is not None else durable
     wal: Lsn | None = source["wal"]
@@ -87,7 +87,7 @@ def _received(config: Config) -> Lsn | None:
     """What a running receiver says of itself."""
     try:
         return Lsn.parse(json.loads((config.subscription.directory / "receiver.json").read_text())["received_lsn"])
-    except FileNotFoundError:
+    except (OSError, ValueError, KeyError, TypeError):  # none, or torn by a crash: it is not fsynced
         return None
 
 

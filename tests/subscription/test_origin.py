@@ -1,0 +1,47 @@
+"""Replication origin progress: the slowest sink counts, and it survives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from walmere.lsn import Lsn
+from walmere.subscription.origin import Origins
+
+
+def test_without_a_sink_there_is_no_applied_position(tmp_path: Path) -> None:
+    assert Origins(tmp_path).applied() is None
+    (tmp_path / "origins").mkdir()
+    assert Origins(tmp_path).applied() is None
+
+
+def test_the_slowest_sink_counts(tmp_path: Path) -> None:
+    origins = Origins(tmp_path)
+    origins.advance("delta", Lsn(300))
+    origins.advance("postgres", Lsn(100))
+    assert origins.applied() == Lsn(100)
+    origins.advance("postgres", Lsn(400))
+    assert Origins(tmp_path).applied() == Lsn(300), "from disk"
+
+
+def test_a_file_half_written_by_a_crash_is_not_read(tmp_path: Path) -> None:
+    origins = Origins(tmp_path)
+    origins.advance("delta", Lsn(300))
+    (tmp_path / "origins" / "delta.tmp").write_text('{"ls')
+    assert origins.applied() == Lsn(300)
+
+
+def test_a_new_sinks_name_is_durable_before_it_is_relied_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its file a sink would count as none, and retention would not wait for it."""
+    synced = []
+    fsync = os.fsync
+
+    def watch(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    Origins(tmp_path / "s").advance("delta", Lsn(1))
+    assert synced == ["delta.tmp", "origins", "s"]
