@@ -1,0 +1,1 @@
+"""Where changes land. `base` is the contract every sink keeps; one module per target."""

@@ -1,0 +1,169 @@
+"""The contract of a sink: what may be relied on, whichever target is behind it.
+
+A table is written in two ways. Its **copy** is staged by many tasks and committed once. Its **changes** arrive in
+batches that end on a commit boundary of the source; the fold makes one `Net` of each, and `apply` makes it one commit.
+
+What a sink promises:
+
+1. **Atomic per table.** Whoever reads the table sees all of a batch or nothing of it: one commit per table and batch,
+   truncation, deletes, replacements and new rows together.
+2. **The LSN is in the commit.** How far a table has come is stored by the very commit that brought it there (Delta: an
+   app transaction; Iceberg: the snapshot's summary; Postgres: a replication origin). `applied` reads it back. There is
+   no second place that could disagree after a crash.
+3. **Idempotent.** `commit` and `apply` do nothing, and say so by returning the version there is, if the table's LSN is
+   already at or past the one given. So after a crash the batch is simply applied again.
+4. **Attempts do not add up.** Spark may run a task again, run it twice at once (speculation), or let a task it gave up
+   finish later (a zombie executor). However they interleave, one of them takes effect. `stage` gives every file a name
+   that is never used again and makes nothing visible; only a commit does. A commit is made against the version at which
+   the LSN was looked at, and fails if another commit has come since; then the LSN is looked at again, and the loser
+   finds that the work is done. A zombie that wakes long after finds a later LSN and changes nothing either.
+5. **Durable.** When `commit` or `apply` returns, a crash of the machine does not undo it (on a local disk: files, log
+   and their directories are fsynced. An object store says so by itself).
+6. **Exact.** A table has the published columns, in order, all nullable, and no others. A value comes back as it went
+   in.
+
+What a sink leaves behind: staged files that nobody committed. A task that dies, or loses, cannot know whether its
+files are in use, so it removes none. They are invisible and cost only space, until the target's own clean-up takes
+them (Delta: `VACUUM`, with `full=True` in `deltalake`). Its retention must be longer than the longest copy takes.
+
+What a sink may rely on: batches of one table come in LSN order, each only after the one before is known to be applied;
+and nobody else changes the rows of the table. Others may rewrite it without changing rows (`OPTIMIZE`) at any time.
+
+A sink object is small, holds no open handle, and pickles: it goes to the tasks as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from walmere.errors import WalmereError
+from walmere.lsn import Lsn
+
+Mask: TypeAlias = NDArray[np.bool_]
+
+_DEFAULT, _INDEX, _FULL, _NOTHING = "difn"
+
+
+class SinkError(WalmereError):
+    """Something about the target."""
+
+
+class SinkConflict(SinkError):
+    """Others committed to the table at the same time, again and again."""
+
+    transient = True
+
+
+class SinkMismatch(SinkError):
+    """What is at the target is not the table it should be, or does not hold the rows it should."""
+
+
+class TableName(NamedTuple):
+    """A table of the source, in the words of its Relation message."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How the rows of a table are told apart: `pg_class.relreplident`, and the columns of the key if there is one.
+
+    FULL with a key (a primary key beside it, known from the catalog) goes by that key. FULL without one makes the table
+    a multiset. Anything else without a key, and NOTHING always, takes inserts only.
+    """
+
+    mode: str  # d, i, f, n
+    key: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode not in (_DEFAULT, _INDEX, _FULL, _NOTHING):
+            raise ValueError(f"{self.mode!r} is no replica identity; one is d, i, f or n")
+
+    @property
+    def keyed(self) -> bool:
+        return bool(self.key) and self.mode != _NOTHING
+
+    @property
+    def multiset(self) -> bool:
+        return not self.key and self.mode == _FULL
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """What a batch of changes comes to for one table. Its parts are done as if in the order of the fields.
+
+    The keys of `deletes` and `upserts` are all different. A row of `upserts` may or may not have a row of its key in
+    the target; one of `appends` has none, so it needs no look.
+    """
+
+    truncate: bool  # what the target held before the batch goes
+    deletes: pa.Table  # rows of the target to remove: their keys; of a multiset, whole rows, all different
+    counts: NDArray[np.int64] | None  # of a multiset: how many rows go that are equal to each of `deletes`
+    upserts: pa.Table  # whole rows, to replace the row of their key or to be added
+    carry: tuple[Mask | None, ...]  # per column of `upserts`, where the value is the target's own; None: nowhere
+    carry_from: pa.Table | None  # per row of `upserts`, under which key the target has these values *before* the batch
+    appends: pa.Table  # whole rows, to be added
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is to be done."""
+        return not (self.truncate or len(self.deletes) or len(self.upserts) or len(self.appends))
+
+    @property
+    def append_only(self) -> bool:
+        """No row of the target needs to be looked at."""
+        return not (len(self.deletes) or len(self.upserts))
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file that is written and durable, but not yet part of its table."""
+
+    path: str  # below the table's directory
+    size: int
+    rows: int
+    stats: str  # Delta's statistics, JSON: rows, and per column least, greatest and number of nulls
+
+
+class Mode(StrEnum):
+    """What a commit of staged files does with the rows that are there."""
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
+APPEND: Final = Mode.APPEND
+OVERWRITE: Final = Mode.OVERWRITE
+
+
+class Sink(Protocol):
+    """See the contract above. Every version returned is one in which the effect is visible."""
+
+    def create(self, table: TableName, schema: pa.Schema) -> int:
+        """Make an empty table of these columns. Nothing, if there is one already of the same columns."""
+
+    def stage(self, table: TableName, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
+        """Write rows from within a task. Nothing is visible until one place commits what all tasks have staged."""
+
+    def commit(self, table: TableName, staged: Sequence[StagedFile], lsn: Lsn, mode: Mode = APPEND) -> int:
+        """Make staged files part of the table, all at once, with this LSN."""
+
+    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
+        """Bring the table to this LSN. A batch that comes to nothing commits nothing, and its LSN is not stored."""
+
+    def applied(self, table: TableName) -> Lsn | None:
+        """The LSN that the table has come to; None if it has none yet, or there is no table."""
+
+    def version(self, table: TableName) -> int:
+        """The newest version of the table."""

@@ -1,0 +1,388 @@
+"""What is Delta's own: directories, the log, which files a change touches, and what other writers leave there."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sinks.histories import Change, rows_of, typed
+from walmere.errors import ConfigError
+from walmere.lsn import Lsn
+from walmere.sinks import rewrite
+from walmere.sinks.base import OVERWRITE, Identity, Sink, SinkConflict, SinkError, SinkMismatch, StagedFile, TableName
+from walmere.sinks.delta import APP_ID, DeltaSink, quote, unquote
+from walmere.sinks.parquet import ROW_GROUP_ROWS, row_groups
+from walmere.spark.fold import fold
+
+TABLE = TableName("public", "t")
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+BY_ID = Identity("d", ("id",))
+K, O = ord("K"), ord("O")  # noqa: E741
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> DeltaSink:
+    return DeltaSink(str(tmp_path / "lake"))
+
+
+def rows(*ids: int, text: str = "x") -> pa.Table:
+    return pa.table([pa.array(ids, pa.int64()), pa.array([text] * len(ids))], schema=SCHEMA)
+
+
+def begin(sink: DeltaSink, *parts: pa.Table, schema: pa.Schema = SCHEMA) -> list[StagedFile]:
+    sink.create(TABLE, schema)
+    staged = [file for part in parts for file in sink.stage(TABLE, part.to_batches())]
+    sink.commit(TABLE, staged, Lsn(100), OVERWRITE)
+    return staged
+
+
+def do(sink: Sink, *changes: Change, lsn: int = 200, identity: Identity = BY_ID, schema: pa.Schema = SCHEMA) -> int:
+    return sink.apply(TABLE, fold(typed(changes, schema), identity), Lsn(lsn), identity)
+
+
+def update(key: int, text: str = "new") -> Change:
+    return Change("U", (key, text))
+
+
+def delete(key: int) -> Change:
+    return Change("D", None, (key, None), K)
+
+
+def files(sink: DeltaSink) -> set[str]:
+    return {uri.rpartition("/")[2] for uri in sink.open(TABLE).file_uris()}
+
+
+def content(sink: DeltaSink) -> list[tuple[Any, ...]]:
+    return sorted(rows_of(pa.table(sink.open(TABLE).scan())))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20))
+def test_a_quoted_name_is_a_plain_file_name_and_can_be_read_back(name: str) -> None:
+    quoted = quote(name)
+    assert unquote(quoted) == name
+    assert quoted not in {".", "..", "_delta_log"}
+    assert all(c.isascii() and (c.isalnum() or c in "_-.~") for c in quoted)
+    assert not quoted.startswith(".")
+
+
+def test_ordinary_names_stay_as_they_are(sink: DeltaSink) -> None:
+    assert sink.location(TableName("public", "Order_Lines-2.old")).endswith("/lake/public/Order_Lines-2.old")
+    assert quote("a/b") == "a~2Fb"
+    assert quote("é") == "~C3~A9"
+
+
+def test_the_longest_name_fits_a_file_system() -> None:
+    assert len(quote("\U0001f40d" * 15)) <= 255
+
+
+def test_a_table_of_another_name_in_the_same_directory_is_refused(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("walmere.sinks.delta.quote", lambda name: quote(name).lower())  # as a Mac would
+    sink.create(TableName("public", "orders"), SCHEMA)
+    with pytest.raises(SinkMismatch, match=r"has the table public\.orders"):
+        sink.create(TableName("public", "Orders"), SCHEMA)
+
+
+def test_a_path_that_deltalake_would_mistake_is_refused() -> None:
+    with pytest.raises(ConfigError, match="%"):
+        DeltaSink("/tmp/a%20b")
+
+
+def test_columns_that_differ_by_capitals_alone_are_refused_with_a_hint(sink: DeltaSink) -> None:
+    with pytest.raises(SinkError, match="capitals"):
+        sink.create(TABLE, pa.schema([("a", pa.int32()), ("A", pa.int32())]))
+
+
+def test_a_sink_is_small_when_pickled(sink: DeltaSink) -> None:
+    assert pickle.loads(pickle.dumps(sink)) == sink
+    assert len(pickle.dumps(sink)) < 1000
+
+
+def test_the_lsn_is_an_app_transaction_in_the_commit_itself(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    version = do(sink, update(1), lsn=0x16_B374D848)
+    log = Path(sink.location(TABLE), "_delta_log", f"{version:020d}.json").read_text().splitlines()
+    actions = [json.loads(line) for line in log]
+    [txn] = [action["txn"] for action in actions if "txn" in action]
+    assert (txn["appId"], txn["version"]) == (APP_ID, 0x16_B374D848)
+    [info] = [action["commitInfo"] for action in actions if "commitInfo" in action]
+    assert info["walmere.lsn"] == "16/B374D848"
+    assert {next(iter(action)) for action in actions} == {"txn", "commitInfo", "add", "remove"}
+
+
+def test_another_source_has_its_own_lsns(sink: DeltaSink, tmp_path: Path) -> None:
+    begin(sink, rows(1))
+    other = DeltaSink(sink.path, app_id="walmere:other")
+    assert other.applied(TABLE) is None
+    other.commit(TABLE, other.stage(TABLE, rows(2).to_batches()), Lsn(5))
+    assert (other.applied(TABLE), sink.applied(TABLE)) == (Lsn(5), Lsn(100))
+
+
+def test_the_lsn_outlives_checkpoints(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    for number in range(25):
+        do(sink, Change("I", (10 + number, "x")), lsn=200 + number)
+    log = Path(sink.location(TABLE), "_delta_log")
+    assert len(list(log.glob("*.checkpoint.parquet"))) >= 2
+    assert DeltaSink(sink.path).applied(TABLE) == 224
+
+
+def test_only_files_with_a_hit_are_written_anew_and_rows_stay_together(sink: DeltaSink) -> None:
+    sink = DeltaSink(sink.path, file_size=1)  # so that no two are put together
+    parts = begin(sink, rows(1, 2, 3), rows(11, 12, 13), rows(21, 22, 23))
+    do(sink, update(12), delete(11))
+    after = files(sink)
+    assert parts[0].path in after
+    assert parts[2].path in after
+    [new] = after - {file.path for file in parts}
+    assert rows_of(pq.read_table(Path(sink.location(TABLE), new))) == [(13, "x"), (12, "new")]
+
+
+def test_files_whose_bounds_exclude_a_key_are_not_opened(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = begin(sink, rows(1, 2, 3), rows(11, 12, 13), rows(21, 22, 23))
+    opened: list[str] = []
+
+    def watched(directory: Any, path: str, schema: pa.Schema) -> Any:
+        opened.append(path)
+        return row_groups(directory, path, schema)
+
+    monkeypatch.setattr(rewrite, "row_groups", watched)
+    do(sink, update(12), delete(15))
+    assert set(opened) == {parts[1].path}
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("kind", ["int", "text", "date", "timestamp", "numeric"])
+def test_bounds_of_every_ordered_type_exclude_files_and_never_wrongly(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, kind: str, many: bool
+) -> None:
+    monkeypatch.setattr(rewrite, "_EXACT_BOUNDS", 0 if many else 10_000)
+    types = {
+        "int": pa.int64(),
+        "text": pa.string(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "numeric": pa.decimal128(12, 2),
+    }
+    schema = pa.schema([("id", types[kind]), ("text", pa.string())])
+
+    def keys(*ids: int) -> pa.Array:
+        if kind == "text":
+            return pa.array([("prefix-longer-than-what-is-kept-" + "\U0010ffff" * (i % 3) + f"{i:05d}") for i in ids])
+        numbers = pa.array(ids, pa.int32() if kind == "date" else pa.int64())
+        return numbers.cast(pa.decimal128(21, 2)).cast(types[kind]) if kind == "numeric" else numbers.cast(types[kind])
+
+    begin(sink, *[pa.table([keys(*ids), ["x"] * 3], schema=schema) for ids in ((1, 2, 3), (11, 12, 13))], schema=schema)
+    for number, key in enumerate((1, 2, 3, 11, 13)):
+        do(sink, Change("U", (keys(key)[0].as_py(), "new")), lsn=200 + number, schema=schema)
+    assert len(content(sink)) == 6
+    assert sum(text == "new" for _, text in content(sink)) == 5
+
+
+def test_bounds_are_bounds_whatever_the_text(sink: DeltaSink) -> None:
+    texts = [
+        "a" * 99,
+        "\U0010ffff" * 40,
+        "\U00020000" * 40,
+        "a" * 32 + "\U0010ffff" * 9 + "b",
+        "é" * 33,
+        "",
+        "z" * 5000,
+    ]
+    schema = pa.schema([("id", pa.string()), ("text", pa.string())])
+    begin(sink, *[pa.table([[text], ["x"]], schema=schema) for text in texts], schema=schema)
+    do(sink, *[Change("D", None, (text, None), K) for text in texts], schema=schema)
+    assert content(sink) == []
+
+
+def test_the_log_has_statistics_that_other_readers_can_use(sink: DeltaSink) -> None:
+    schema = pa.schema(
+        [("id", pa.int64()), ("f", pa.float64()), ("s", pa.string()), ("l", pa.list_(pa.int32())), ("z", pa.int32())]
+    )
+    table = pa.table([[1, 2], [1.0, float("nan")], ["a" * 40, None], [[1], None], [None, None]], schema=schema)
+    [file] = begin(sink, table, schema=schema)
+    stats = json.loads(file.stats)
+    assert stats["numRecords"] == 2
+    assert stats["minValues"] == {"id": 1, "s": "a" * 32}
+    assert stats["maxValues"] == {"id": 2, "s": "a" * 32 + "\U0010ffff"}
+    assert stats["nullCount"] == {"id": 0, "f": 0, "s": 1, "z": 2}
+    assert len(sink.open(TABLE).file_uris(file_pruning_predicate="id > 2")) == 0
+    assert len(sink.open(TABLE).file_uris(file_pruning_predicate="id > 1")) == 1
+
+
+def test_many_row_groups_and_files_are_rewritten_row_by_row_exactly(sink: DeltaSink) -> None:
+    sink = DeltaSink(sink.path, file_size=200_000)
+    count = 3 * ROW_GROUP_ROWS + 17
+    ids = np.arange(count)
+    table = pa.table([ids, pa.array(ids).cast(pa.string())], schema=SCHEMA)
+    staged = begin(sink, table)
+    assert len(staged) > 1
+    gone, changed = ids[::1000], ids[1::997]
+    changed = np.setdiff1d(changed, gone)
+    do(sink, *[delete(int(i)) for i in gone], *[update(int(i)) for i in changed])
+    expected = {int(i): str(i) for i in ids} | {int(i): "new" for i in changed}
+    for i in gone:
+        del expected[int(i)]
+    assert content(sink) == sorted(expected.items())
+
+
+def test_small_files_that_are_touched_become_one(sink: DeltaSink) -> None:
+    begin(sink, *[rows(i) for i in range(20)])
+    do(sink, *[update(i) for i in range(20)], Change("I", (99, "x")))
+    assert len(files(sink)) == 1
+    assert len(content(sink)) == 21
+
+
+def test_a_file_that_loses_all_its_rows_is_not_replaced(sink: DeltaSink) -> None:
+    parts = begin(sink, rows(1, 2), rows(11, 12))
+    do(sink, delete(1), delete(2))
+    assert files(sink) == {parts[1].path}
+
+
+def test_compacting_keeps_rows_and_lsn_and_says_that_no_data_changed(sink: DeltaSink) -> None:
+    begin(sink, *[rows(i) for i in range(20)])
+    before = content(sink)
+    assert sink.compact(TABLE, least=50) is None
+    version = sink.compact(TABLE)
+    assert version == sink.version(TABLE)
+    assert len(files(sink)) == 1
+    assert (content(sink), sink.applied(TABLE)) == (before, Lsn(100))
+    log = Path(sink.location(TABLE), "_delta_log", f"{version:020d}.json").read_text().splitlines()
+    changes = [
+        action[kind]["dataChange"] for action in map(json.loads, log) for kind in action if kind in ("add", "remove")
+    ]
+    assert set(changes) == {False}
+
+
+def test_a_batch_and_a_compaction_at_once_both_come_out(sink: DeltaSink) -> None:
+    begin(sink, *[rows(i) for i in range(20)])
+    stop = threading.Event()
+
+    def compacting() -> None:
+        while not stop.is_set():
+            sink.compact(TABLE, least=2)
+
+    thread = threading.Thread(target=compacting)
+    thread.start()
+    try:
+        for number in range(15):
+            do(sink, update(number), Change("I", (100 + number, "x")), lsn=200 + number)
+    finally:
+        stop.set()
+        thread.join()
+    assert content(sink) == sorted(
+        [(i, "new") for i in range(15)] + [(i, "x") for i in range(15, 20)] + [(100 + i, "x") for i in range(15)]
+    )
+
+
+def test_others_who_commit_without_end_are_an_error_that_may_pass(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(sink, rows(1))
+    real = deltalake.DeltaTable.create_write_transaction
+
+    def late(self: DeltaTable, *args: Any, **kwargs: Any) -> None:
+        write_deltalake(sink.location(TABLE), rows(7), mode="append")
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", late)
+    with pytest.raises(SinkConflict, match="10 times") as caught:
+        do(sink, update(1))
+    assert caught.value.transient
+    monkeypatch.undo()
+    assert (1, "x") in content(sink)
+    assert sink.applied(TABLE) == Lsn(100)
+
+
+def test_files_of_other_writers_and_other_writers_themselves_get_along(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    write_deltalake(sink.location(TABLE), rows(2, 3), mode="append")
+    do(sink, update(2), delete(1))
+    assert content(sink) == [(2, "new"), (3, "x")]
+    DeltaTable(sink.location(TABLE)).optimize.compact()
+    DeltaTable(sink.location(TABLE)).delete("id = 3")
+    do(sink, update(2, "newer"), lsn=300)
+    assert content(sink) == [(2, "newer")]
+    assert sink.applied(TABLE) == Lsn(300)
+
+
+def test_a_column_added_later_is_null_in_older_files_when_they_are_rewritten(sink: DeltaSink) -> None:
+    begin(sink, rows(1, 2))
+    wider = SCHEMA.append(pa.field("more", pa.int32()))
+    DeltaTable(sink.location(TABLE)).alter.add_columns(deltalake.Schema.from_arrow(wider).fields[2])
+    do(sink, Change("U", (1, "new", 5)), schema=wider)
+    assert content(sink) == [(1, "new", 5), (2, "x", None)]
+
+
+def test_vacuum_takes_what_nobody_committed_and_nothing_else(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    orphans = sink.stage(TABLE, rows(2).to_batches())
+    do(sink, Change("I", (3, "x")))
+    taken = sink.open(TABLE).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert taken == [file.path for file in orphans]
+    assert content(sink) == [(1, "x"), (3, "x")]
+
+
+def z85(data: bytes) -> str:
+    """Deletion vectors are in Z85, which is base 85 by another alphabet."""
+    python = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+    theirs = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    return base64.b85encode(data).translate(bytes.maketrans(python, theirs)).decode()
+
+
+def inline_vector(*deleted: int) -> dict[str, Any]:
+    """Spark's deletion vector, inside the log: one Roaring bitmap with one array container."""
+    bitmap = struct.pack("<IIHHI", 12346, 1, 0, len(deleted) - 1, 16) + struct.pack(f"<{len(deleted)}H", *deleted)
+    data = struct.pack("<IQI", 1681511377, 1, 0) + bitmap
+    data += bytes(-len(data) % 4)
+    return {"storageType": "i", "pathOrInlineDv": z85(data), "sizeInBytes": len(data), "cardinality": len(deleted)}
+
+
+def test_files_with_deletion_vectors_are_read_without_their_dead_rows(sink: DeltaSink) -> None:
+    parts = begin(sink, rows(1, 2, 3, 4), rows(11, 12), rows(21, 22))
+    location = Path(sink.location(TABLE))
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    first = parts[0]
+    common: dict[str, Any] = {"path": first.path, "size": first.size, "dataChange": True, "partitionValues": {}}
+    stats = json.loads(first.stats) | {"tightBounds": False}
+    actions = [
+        {"protocol": protocol | features},
+        {"remove": common | {"deletionTimestamp": 1, "extendedFileMetadata": True}},
+        {"add": common | {"modificationTime": 1, "stats": json.dumps(stats), "deletionVector": inline_vector(1, 2)}},
+    ]
+    version = sink.version(TABLE) + 1
+    (location / "_delta_log" / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    assert content(sink) == [(1, "x"), (4, "x"), (11, "x"), (12, "x"), (21, "x"), (22, "x")]
+
+    do(sink, update(11))  # does not touch it: rewrites one file as ever
+    assert first.path in files(sink)
+    assert parts[2].path in files(sink)
+    do(sink, update(4), Change("I", (2, "again")), lsn=300)
+    expected = [(1, "x"), (2, "again"), (4, "new"), (11, "new"), (12, "x"), (21, "x"), (22, "x")]
+    assert content(sink) == expected
+    assert first.path not in files(sink)
+    assert pa.table(sink.open(TABLE).deletion_vectors()).num_rows == 0
+    do(sink, delete(2), lsn=400)
+    assert content(sink) == [row for row in expected if row[0] != 2]
+
+
+def test_a_partitioned_table_is_refused(sink: DeltaSink) -> None:
+    write_deltalake(sink.location(TABLE), rows(1), partition_by=["id"])
+    with pytest.raises(SinkMismatch, match="partitioned"):
+        do(sink, update(1))
