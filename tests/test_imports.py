@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pgoutput": GROUND | {"types"},
     "changelog": WIRE,
     "publisher": WIRE | {"config"},
-    "subscription": SUBSCRIBER,
+    "subscription": SUBSCRIBER | {"sinks"},
     "sinks": GROUND,
     "spark": WIRE | {"metrics", "changelog", "subscription", "sinks"},
     "verify": ALL - {"config", "verify", "__init__"},

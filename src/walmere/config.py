@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from walmere.errors import ConfigError
 
@@ -27,6 +27,17 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+
+def _path(value: object) -> object:
+    if not isinstance(value, str) or not value:
+        return value
+    if "\0" in value:
+        raise ValueError("a path has no zero bytes")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError("there is no home directory for what follows ~") from None
 
 
 class Source(_Section):
@@ -79,17 +90,39 @@ class Subscription(_Section):
     keep_seconds: Seconds = 86_400.0
     """A segment stays at least so long, and until every sink has applied it."""
 
-    @field_validator("directory", mode="before")
-    @classmethod
-    def _path(cls, value: object) -> object:
-        if not isinstance(value, str) or not value:
-            return value
-        if "\0" in value:
-            raise ValueError("a path has no zero bytes")
-        try:
-            return Path(value).expanduser()
-        except RuntimeError:
-            raise ValueError("there is no home directory for what follows ~") from None
+    _paths = field_validator("directory", mode="before")(_path)
+
+
+class Target(_Section):
+    """Where the tables go."""
+
+    kind: Literal["delta"] = "delta"
+    path: Path
+    """Tables are at <path>/<schema>/<table>."""
+    mode: Literal["mirror"] = "mirror"
+
+    _paths = field_validator("path", mode="before")(_path)
+
+
+class Spark(BaseModel):
+    """`master`, and any setting of Spark under its own name."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, hide_input_in_errors=True)
+
+    master: str = "local[*]"
+
+    @model_validator(mode="after")
+    def _settings(self) -> Spark:
+        for name, value in (self.model_extra or {}).items():
+            if not name.startswith("spark.") or not isinstance(value, str | int | float):
+                raise ValueError(f"{name} is no setting of Spark; one is called spark.… and has a plain value")
+        return self
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """As Spark takes them."""
+        extra = self.model_extra or {}
+        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in extra.items()}
 
 
 class Config(_Section):
@@ -97,6 +130,8 @@ class Config(_Section):
 
     source: Source
     subscription: Subscription
+    target: Target | None = None
+    spark: Spark = Spark()
 
     @property
     def changelog(self) -> Path:
@@ -129,11 +164,11 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         details = error.errors(include_url=False, include_input=False)
         problems = [_problem(dict(detail), variables) for detail in details]
         raise ConfigError(doing, "; ".join(problems), "docs/reference/configuration.md lists the keys") from None
-    if not config.subscription.directory.is_absolute():
-        directory = (path.parent / config.subscription.directory).absolute()
-        section = config.subscription.model_copy(update={"directory": directory})
-        config = config.model_copy(update={"subscription": section})
-    return config
+    # paths are relative to the file, not to where somebody happens to stand
+    here = path.parent.absolute()
+    subscription = config.subscription.model_copy(update={"directory": here / config.subscription.directory})
+    target = config.target and config.target.model_copy(update={"path": here / config.target.path})
+    return config.model_copy(update={"subscription": subscription, "target": target})
 
 
 def _overlay(content: dict[str, Any], environment: Mapping[str, str]) -> dict[tuple[str, ...], str]:
@@ -154,7 +189,13 @@ def _overlay(content: dict[str, Any], environment: Mapping[str, str]) -> dict[tu
 
 
 def _value(section: str, key: str, text: str) -> Any:
-    fields = {"source": Source.model_fields, "subscription": Subscription.model_fields}.get(section, {})
+    sections: dict[str, type[BaseModel]] = {
+        "source": Source,
+        "subscription": Subscription,
+        "target": Target,
+        "spark": Spark,
+    }
+    fields = sections[section].model_fields if section in sections else {}
     kind = fields[key].annotation if key in fields else str
     if kind in (str, Path, SecretStr, SecretStr | None) or key == "origin":
         return text

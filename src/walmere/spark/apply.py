@@ -1,0 +1,196 @@
+"""The apply worker: a Structured Streaming query over the change log.
+
+Its source hands out references, one partition for each table that has something to do; what a task gets is one row
+with a pickled `ApplyJob`. The task opens the log itself, decodes, folds, and commits to its table. What comes back is a
+row that says what was done. So Spark schedules, spreads, retries and checkpoints, and no row of a table passes through
+the JVM.
+
+A micro-batch ends on a commit boundary. When all its tables are committed, their states move on, and then the ledger
+says that they belong together. A crash anywhere before that repeats the batch, and every table that had it already does
+nothing. A table whose copy is committed while a batch runs takes part from the next one on, from its own position.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.query import StreamingQuery
+
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.plan import BlockRef, end_of_batch, plan
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.pgoutput.relation import RelationVersion
+from walmere.sinks.base import Sink, TableName
+from walmere.spark import changes
+from walmere.spark.fold import fold
+from walmere.subscription import state
+from walmere.subscription.ledger import Entry, Ledger
+from walmere.subscription.origin import Origins
+from walmere.subscription.rejects import Rejects
+from walmere.subscription.tables import Tables
+from walmere.types import PgType
+
+SOURCE: Final = "walmere_apply"
+MAX_BYTES: Final = 64 << 20
+"""Of the log, in one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyJob:
+    """What one task applies to one table."""
+
+    directory: Path
+    oid: int
+    name: TableName
+    refs: list[BlockRef]
+    versions: dict[int, RelationVersion]
+    types: dict[int, PgType]
+    sink: Sink
+    end_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of it, for one table."""
+
+    oid: int
+    changes: int = 0
+    rejects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The batch itself: every plan has one, also if no table has anything to do."""
+
+    end_lsn: Lsn
+    commit_time: int | None
+    tables: tuple[int, ...]  # that take part: those whose copy was committed when it was planned
+
+
+def apply_table(job: ApplyJob) -> Applied:
+    """Bring one table to the end of the batch. Runs in a Spark task; doing it twice, or twice at once, does it once."""
+    done = job.sink.applied(job.name)
+    if done is not None and done >= job.end_lsn:
+        return Applied(job.oid)
+    decoded = changes.decode(job.directory, job.refs, job.versions, job.types)
+    if decoded is None:
+        return Applied(job.oid)
+    if decoded.rejects.num_rows:
+        rejects = Rejects.table(job.name)
+        job.sink.create(rejects, Rejects.SCHEMA)
+        job.sink.commit(rejects, job.sink.stage(rejects, [decoded.rejects]), job.end_lsn)
+    job.sink.apply(job.name, fold(decoded.changes, decoded.identity), job.end_lsn, decoded.identity)
+    return Applied(job.oid, len(decoded.changes), decoded.rejects.num_rows)
+
+
+class _Partition(InputPartition):
+    """A pickled ApplyJob, or the pickled Batch."""
+
+
+class _References(DataSourceStreamReader):
+    """Runs beside the driver, in a Python process of Spark's; what it must know is in the subscription's directory."""
+
+    def __init__(self, directory: Path, sink: Sink) -> None:
+        self._directory = directory
+        self._sink = sink
+        self._end: Lsn | None = None
+
+    def initialOffset(self) -> dict[str, str]:
+        with Manifest(self._directory / "changelog") as manifest:
+            return {"lsn": str(manifest.header.start_lsn)}
+
+    def latestOffset(self) -> dict[str, str]:
+        if self._end is None:
+            last = Ledger(self._directory).last()
+            self._end = last.lsn if last is not None else Lsn.parse(self.initialOffset()["lsn"])
+        self._end = end_of_batch(self._directory / "changelog", self._end, MAX_BYTES)
+        return {"lsn": str(self._end)}
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
+        log, end_lsn = self._directory / "changelog", Lsn.parse(end["lsn"])
+        tables = Tables(self._directory)
+        taking_part = {each.oid: each for each in tables if each.phase.copied}
+        made = plan(log, {oid: each.applied_lsn for oid, each in taking_part.items()}, end_lsn)
+        parts: list[InputPartition] = [_Partition(pickle.dumps(Batch(end_lsn, made.commit_time, tuple(taking_part))))]
+        for oid, refs in made.blocks.items():
+            used = {ref.version for ref in refs}
+            versions = {number: made.definitions[oid, number] for number in used if (oid, number) in made.definitions}
+            relation = next(iter(versions.values())).relation
+            name = TableName(relation.namespace, relation.name)
+            job = ApplyJob(log, oid, name, refs, versions, tables.types, self._sink, end_lsn)
+            parts.append(_Partition(pickle.dumps(job)))
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"reference": [partition.value]})
+
+
+class ReferenceSource(DataSource):
+    """`walmere_apply`: references to what is to be applied."""
+
+    @classmethod
+    def name(cls) -> str:
+        return SOURCE
+
+    def schema(self) -> str:
+        return "reference binary"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return _References(Path(self.options["directory"]), pickle.loads(bytes.fromhex(self.options["sink"])))  # noqa: S301
+
+
+def _apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for reference in batch.column("reference").to_pylist():
+            work = pickle.loads(reference)  # noqa: S301
+            result = apply_table(work) if isinstance(work, ApplyJob) else work
+            yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+
+
+class Apply:
+    """The query, and what is recorded after each of its batches."""
+
+    def __init__(self, spark: SparkSession, directory: Path, sink: Sink, tables: Tables) -> None:
+        self._spark = spark
+        self._directory = directory
+        self._sink = sink
+        self._tables = tables
+        self._ledger = Ledger(directory)
+        self._origins = Origins(directory)
+        last = self._ledger.last()
+        self.applied: Lsn = last.lsn if last is not None else INVALID_LSN
+        self.on_batch: Callable[[list[Applied]], None] = lambda _: None
+
+    def start(self) -> StreamingQuery:
+        """Start the query; it goes on until stopped."""
+        self._spark.dataSource.register(ReferenceSource)
+        stream = (
+            self._spark.readStream.format(SOURCE)
+            .option("directory", str(self._directory))
+            .option("sink", pickle.dumps(self._sink).hex())
+            .load()
+        )
+        writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
+        return writer.option("checkpointLocation", str(self._directory / "checkpoint")).start()
+
+    def _batch(self, references: DataFrame, _: int) -> None:
+        rows = references.mapInArrow(_apply, "result binary").collect()
+        results: list[Applied | Batch] = [pickle.loads(row.result) for row in rows]  # noqa: S301
+        [batch] = [result for result in results if isinstance(result, Batch)]
+        applied = [result for result in results if isinstance(result, Applied)]
+        rejects = {result.oid: result.rejects for result in applied}
+        moved = [state.applied(self._tables[oid], batch.end_lsn, rejects.get(oid, 0)) for oid in batch.tables]
+        self._tables.put(*moved)
+        if all(each.applied_lsn <= batch.end_lsn for each in moved):  # a copy in front has more than the others
+            versions = {each.name: self._sink.version(TableName(*each.name.split(".", 1))) for each in moved}
+            self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions))
+        self._origins.advance("target", batch.end_lsn)
+        self.applied = batch.end_lsn
+        self.on_batch(applied)

@@ -1,0 +1,62 @@
+"""The Spark session, local or on a cluster, with what our tasks need of it. No jars are downloaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from walmere.errors import NotConfigured
+
+_JAVA: Final = 17
+_ATTEMPTS: Final = 4  # of a task, as on a cluster
+_DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    # a big table's copy must not hold up the batches of the others
+    "spark.scheduler.mode": "FAIR",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # a task holds a few segments of the log in Arrow, outside the JVM; the JVM itself only schedules
+    "spark.driver.memory": "1g",
+    # workers keep their imports and their open Delta tables from batch to batch
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+}
+
+
+def session(name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
+    """Start Spark, or find it running in this process."""
+    require_java()
+    # Python workers take python3 from PATH otherwise, not the environment that Walmere is installed in
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach it
+        master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)  # else no task is tried again
+    builder = SparkSession.builder.appName(f"walmere {name}").master(master)
+    for key, value in {**_DEFAULTS, "spark.pyspark.python": sys.executable, **settings}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def require_java() -> None:
+    """Say at once what is missing, instead of what py4j says about it."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    version = 0
+    if java:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+        if found := re.search(r'version "(\d+)', said):
+            version = int(found[1])
+    if version < _JAVA:
+        has = f"Java {version} was found" if version else "no Java was found"
+        raise NotConfigured(
+            "starting Spark", f"it needs Java {_JAVA} or later, {has}", "apt-get install openjdk-17-jre-headless"
+        )

@@ -1,0 +1,46 @@
+"""Work for Spark's executors: a function over items, one task each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from walmere.errors import WalmereError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class SparkTasks:
+    """Runs tasks. Spark retries one that fails; what it returns counts once, whichever attempt it came from."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run at once."""
+        return int(self._context.defaultParallelism)
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """The function's result for each item, in their order."""
+        if not items:
+            return []
+        try:
+            return list(self._context.parallelize(items, len(items)).map(function).collect())
+        except Py4JJavaError as error:
+            raise failure(error) from None
+
+
+def failure(error: Exception) -> WalmereError:
+    """What went wrong in a task, without the stack traces of two languages around it."""
+    said = [line.strip() for line in str(error).splitlines()]
+    python = [
+        line for line in said if re.match(r"[\w.]+(Error|Exception|Mismatch|Unavailable|Refused|Conflict): ", line)
+    ]
+    own = [line for line in python if "spark" not in line and "py4j" not in line]
+    return WalmereError("running a task on Spark", (own or python or said or [repr(error)])[-1])

@@ -1,0 +1,136 @@
+"""The launcher: starts the receiver, the copies and the apply query, looks after them, and ends them together.
+
+The receiver is a process of its own, so that it shares neither interpreter lock nor fate with Spark's driver: if we are
+killed, it goes on receiving until it is stopped or its connection ends, and the next launcher finds the log longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from walmere.changelog import manifest
+from walmere.config import Config
+from walmere.errors import SourceError, WalmereError
+from walmere.lsn import Lsn
+from walmere.subscription.state import TableState
+from walmere.subscription.tables import Tables
+from walmere.subscription.tablesync import TableSync
+
+COPIES: Final = 2
+"""Tables that are copied at the same time; each by as many tasks as there are hands."""
+_POLL: Final = 0.05
+_PATIENCE: Final = 30.0
+
+
+class Query(Protocol):
+    """A running apply query."""
+
+    def stop(self) -> None:
+        """End it."""
+
+    def exception(self) -> Exception | None:
+        """What ended it, if something did."""
+
+
+class ApplyWorker(Protocol):
+    """What applies the log to the tables."""
+
+    applied: Lsn
+
+    def start(self) -> Any:
+        """Start the query."""
+
+
+class ReceiverProcess:
+    """`walmere receive` as a child."""
+
+    def __init__(self, config_file: Path, directory: Path, until: Lsn | None) -> None:
+        self._log = directory / "receiver.log"
+        directory.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
+        command += ["--until", str(until)] if until is not None else []
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def __enter__(self) -> ReceiverProcess:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_PATIENCE)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def check(self) -> None:
+        """Raise what ended it, if it did not end well."""
+        if self._process.poll() not in (None, 0):
+            said = self._log.read_text(errors="replace")
+            _, found, last = said.rpartition("walmere: ")
+            wrong, _, hint = (last if found else said[-2000:]).strip().partition("\n  hint: ")
+            raise SourceError("receiving", wrong, hint)
+
+
+class Launcher:
+    """One run of a subscription."""
+
+    def __init__(self, config: Config, config_file: Path, tables: Tables, sync: TableSync, apply: ApplyWorker) -> None:
+        self._config = config
+        self._config_file = config_file
+        self._tables = tables
+        self._sync = sync
+        self._apply = apply
+        self._stopping = threading.Event()
+        self.on_poll: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        """End soon. Safe in a signal handler."""
+        self._stopping.set()
+
+    def run(self, until: Lsn | None = None) -> None:
+        """Copy what is not copied yet, then follow; until stopped, or until everything before the LSN is applied."""
+        directory = self._config.subscription.directory
+        with ReceiverProcess(self._config_file, directory, until) as receiver, ThreadPoolExecutor(COPIES) as pool:
+            while not (self._config.changelog / manifest.NAME).exists() and not self._stopping.is_set():
+                receiver.check()
+                time.sleep(_POLL)
+            if self._stopping.is_set():
+                return
+            copies = [pool.submit(self._sync.copy, table.oid) for table in self._sync.discover()]
+            query = self._apply.start()
+            try:
+                while not self._stopping.is_set() and not self._done(copies, until):
+                    receiver.check()
+                    _check(query)
+                    self.on_poll()
+                    time.sleep(_POLL)
+            finally:
+                for copy in copies:
+                    copy.cancel()
+                query.stop()
+
+    def _done(self, copies: list[Future[TableState]], until: Lsn | None) -> bool:
+        for copy in copies:
+            if copy.done():
+                copy.result()
+        if until is None or self._apply.applied < until or not all(copy.done() for copy in copies):
+            return False
+        return all(table.applied_lsn >= until for table in self._tables if table.phase.copied)
+
+
+def _check(query: Query) -> None:
+    error = query.exception()
+    if error is not None:
+        text = str(error)
+        raise WalmereError("applying changes", text.strip().splitlines()[-1] if text.strip() else repr(error))
