@@ -26,6 +26,7 @@ from walmere.errors import ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
+    from walmere.subscription.launcher import Launcher
     from walmere.subscription.receiver import Receiver
 
 # What a command needs beyond this is imported when it runs: `receive` is started often and should start fast.
@@ -103,28 +104,51 @@ def receive(
     once: Annotated[bool, typer.Option(help="End when all that the source has now is durable.")] = False,
 ) -> None:
     """Receive the publication into the change log, until stopped."""
-    if once and until is not None:
-        raise ConfigError("reading the arguments", "--once and --until cannot be given together")
-    from walmere.publisher import catalog
-    from walmere.publisher.connect import connect, speaking
     from walmere.subscription.receiver import Receiver
 
     loaded = _load(config)
+    until = _until(loaded, until, once)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
-    if once:
-        doing = speaking(loaded.source, "asking the source where its WAL ends")
-        with doing, connect(loaded.source, "walmere receive") as connection:
-            until = catalog.wal_position(connection)
     receiver = Receiver(loaded)
     with _stopped_by_signals(receiver):
         durable = receiver.run(until)
     print(f"everything before {durable} is durable in {loaded.changelog}", file=sys.stderr)
 
 
+@app.command()
+def run(
+    config: ConfigFile = _DEFAULT,
+    until: Annotated[Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="End when this LSN is applied.")] = None,
+    once: Annotated[bool, typer.Option(help="End when all that the source has now is applied.")] = False,
+) -> None:
+    """Copy what is not copied yet into the target, then apply changes, until stopped."""
+    from walmere.cli.run import launcher
+
+    loaded = _load(config)
+    until = _until(loaded, until, once)
+    made = launcher(loaded, config)
+    with _stopped_by_signals(made):
+        made.run(until)
+
+
+def _until(config: Config, until: Lsn | None, once: bool) -> Lsn | None:
+    """Where to end: what the source has committed now is all before its insert position."""
+    if not once:
+        return until
+    if until is not None:
+        raise ConfigError("reading the arguments", "--once and --until cannot be given together")
+    from walmere.publisher import catalog
+    from walmere.publisher.connect import connect, speaking
+
+    doing = speaking(config.source, "asking the source where its WAL ends")
+    with doing, connect(config.source, "walmere") as connection:
+        return catalog.insert_position(connection)
+
+
 @contextlib.contextmanager
-def _stopped_by_signals(receiver: Receiver) -> Iterator[None]:
+def _stopped_by_signals(worker: Receiver | Launcher) -> Iterator[None]:
     wanted = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: receiver.stop()) for number in wanted]
+    before = [signal.signal(number, lambda *_: worker.stop()) for number in wanted]
     try:
         yield
     finally:
@@ -174,7 +198,7 @@ def drop(
     config: ConfigFile = _DEFAULT,
     keep_slot: Annotated[bool, typer.Option(help="Leave the source alone: it is gone, or the slot is.")] = False,
 ) -> None:
-    """Drop the replication slot, and delete the change log."""
+    """Drop the replication slot, and delete the change log and all state. The target's tables stay as they are."""
     from walmere.changelog.writer import Lock
 
     loaded = _load(config)
@@ -191,8 +215,10 @@ def drop(
         print(f"there is no change log in {directory}")
         return
     loaded.changelog.rename(dropped)
-    (directory / "receiver.json").unlink(missing_ok=True)  # of one that was killed
+    for file in ("receiver.json", "receiver.log", "tables.json", "ledger.jsonl"):
+        (directory / file).unlink(missing_ok=True)
     _delete(directory / "origins")
+    _delete(directory / "checkpoint")
     _delete(dropped)
     lock.release()
     with contextlib.suppress(OSError):

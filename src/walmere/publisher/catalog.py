@@ -103,6 +103,15 @@ def wal_position(connection: Connection) -> Lsn:
     return Lsn.parse(text)
 
 
+def insert_position(connection: Connection) -> Lsn:
+    """Where the next record will be: everything committed until now, asynchronously too, is before it."""
+    [(text,)] = connection.execute(
+        "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
+        " ELSE pg_catalog.pg_current_wal_insert_lsn() END::text"
+    )
+    return Lsn.parse(text)
+
+
 def push_wal(connection: Connection) -> None:
     """Have the WAL written so far flushed soon: walsender sends only that, and an idle server may take seconds.
 

@@ -14,6 +14,8 @@ from walmere.lsn import Lsn
 from walmere.publisher import catalog, slot
 from walmere.publisher.connect import connect, speaking
 from walmere.subscription.origin import Origins
+from walmere.subscription.state import TableState, to_json
+from walmere.subscription.tables import Tables
 
 
 def status(config: Config) -> dict[str, Any]:
@@ -47,9 +49,9 @@ def _source(config: Config) -> dict[str, Any]:
     try:
         with connect(config.source, "walmere status") as connection, speaking(config.source, "reading the source"):
             found["wal"] = catalog.wal_position(connection)
-            found["tables"] = [
-                _table(table) for table in catalog.published_tables(connection, config.source.publications)
-            ]
+            published = catalog.published_oids(connection, config.source.publications)
+            known = Tables(config.subscription.directory)
+            found["tables"] = [_table(known, oid, name) for oid, name in published.items()]
             if (its := slot.read(connection, config.source.slot)) is not None:
                 found["slot"] = {
                     "name": its.name,
@@ -63,17 +65,10 @@ def _source(config: Config) -> dict[str, Any]:
     return found
 
 
-def _table(table: catalog.PublishedTable) -> dict[str, Any]:
-    # srsubstate i: nothing has been copied yet
-    return {
-        "name": str(table),
-        "phase": "i",
-        "rows_copied": 0,
-        "snapshot_lsn": None,
-        "applied_lsn": None,
-        "rejects": 0,
-        "error": None,
-    }
+def _table(known: Tables, oid: int, name: str) -> dict[str, Any]:
+    content = to_json(known[oid] if oid in known else TableState(name, oid))
+    del content["oid"]
+    return content
 
 
 def _log(config: Config) -> Summary | None:
