@@ -15,7 +15,6 @@ from changelog.crashing import TRUTH, stream
 from changelog.walsender import START, assert_sound, begin_log, read
 from walmere.lsn import Lsn
 
-
 MEMORY = Path("/dev/shm")
 
 
