@@ -11,6 +11,10 @@
     │   ├── ChangeLogDamaged      a file is torn, missing or fails its checksum
     │   ├── ChangeLogInUse        another process writes this log
     │   └── ChangeLogMismatch     the log and the source do not belong together
+    ├── SinkError
+    │   ├── SinkConflict          others committed at the same time, again and again          (transient)
+    │   └── SinkMismatch          what is at the target is not the table it should be
+    ├── InvalidTransition         a table's state machine was used wrongly: a bug of ours
     └── SourceError
         ├── SourceUnavailable     no connection, or it was cut                             (transient)
         ├── AccessRefused         the role may not do this, or may not log in
@@ -92,6 +96,24 @@ class ChangeLogInUse(ChangeLogError):
 
 class ChangeLogMismatch(ChangeLogError):
     """The log and the source do not belong together, or there is a gap between them."""
+
+
+class SinkError(WalmereError):
+    """Something about the target."""
+
+
+class SinkConflict(SinkError):
+    """Others committed to the table at the same time, again and again."""
+
+    transient = True
+
+
+class SinkMismatch(SinkError):
+    """What is at the target is not the table it should be, or does not hold the rows it should."""
+
+
+class InvalidTransition(WalmereError):
+    """A state machine was used wrongly: a bug, not something a user can mend."""
 
 
 class SourceError(WalmereError):

@@ -31,9 +31,9 @@ from sinks.histories import (
     same_rows,
     typed,
 )
-from walmere.errors import WalmereError
+from walmere.errors import SinkError, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
-from walmere.sinks.base import APPEND, OVERWRITE, Identity, Sink, SinkError, SinkMismatch, TableName
+from walmere.sinks.base import APPEND, OVERWRITE, Identity, Sink, TableName
 from walmere.spark.fold import fold
 
 TABLE = TableName("public", "orders")

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks.histories import Change, rows_of, typed
-from walmere.errors import ConfigError
+from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.sinks import rewrite
-from walmere.sinks.base import OVERWRITE, Identity, Sink, SinkConflict, SinkError, SinkMismatch, StagedFile, TableName
+from walmere.sinks.base import OVERWRITE, Identity, Sink, StagedFile, TableName
 from walmere.sinks.delta import APP_ID, DeltaSink, quote, unquote
 from walmere.sinks.parquet import ROW_GROUP_ROWS, row_groups
 from walmere.spark.fold import fold

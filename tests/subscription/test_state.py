@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.subscription import state as s
 from walmere.subscription.state import Phase, TableState
@@ -37,7 +38,7 @@ def test_each_event_leads_where_it_should_or_is_refused(event: str, phase: Phase
     if phase in transitions:
         assert happen(table(phase)).phase is transitions[phase]
     else:
-        with pytest.raises(s.InvalidTransition, match=phase.value):
+        with pytest.raises(InvalidTransition, match=phase.value):
             happen(table(phase))
 
 

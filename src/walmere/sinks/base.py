@@ -43,26 +43,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from walmere.errors import WalmereError
 from walmere.lsn import Lsn
 
 Mask: TypeAlias = NDArray[np.bool_]
 
 _DEFAULT, _INDEX, _FULL, _NOTHING = "difn"
-
-
-class SinkError(WalmereError):
-    """Something about the target."""
-
-
-class SinkConflict(SinkError):
-    """Others committed to the table at the same time, again and again."""
-
-    transient = True
-
-
-class SinkMismatch(SinkError):
-    """What is at the target is not the table it should be, or does not hold the rows it should."""
 
 
 class TableName(NamedTuple):

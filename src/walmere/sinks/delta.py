@@ -43,20 +43,9 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from walmere.errors import ConfigError
+from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
-from walmere.sinks.base import (
-    APPEND,
-    OVERWRITE,
-    Identity,
-    Mode,
-    Net,
-    SinkConflict,
-    SinkError,
-    SinkMismatch,
-    StagedFile,
-    TableName,
-)
+from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, StagedFile, TableName
 from walmere.sinks.parquet import Directory, conform, write
 from walmere.sinks.rewrite import DataFile, Files, rewrite
 

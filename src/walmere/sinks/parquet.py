@@ -25,7 +25,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
-from walmere.sinks.base import SinkMismatch, StagedFile
+from walmere.errors import SinkMismatch
+from walmere.sinks.base import StagedFile
 from walmere.sinks.rows import whole
 
 ROW_GROUP_ROWS: Final = 1 << 17

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walmere.sinks.base import Identity, Net, SinkMismatch, StagedFile
+from walmere.errors import SinkMismatch
+from walmere.sinks.base import Identity, Net, StagedFile
 from walmere.sinks.parquet import Directory, conform, row_groups, write
 from walmere.sinks.rows import I64, RowIndex, whole
 

@@ -49,7 +49,7 @@ LAZY: Final = 0.05
 """Seconds to leave walsender alone when the socket is empty and more is likely to come."""
 FEEDBACK: Final = 1.0
 """Seconds between two status updates while the durable position moves."""
-SILENCE: Final = 10.0
+SILENCE: Final = 9.0
 """And at the most, even if nothing moves."""
 BACKOFF: Final = (0.1, 30.0)
 """The first pause before connecting again, and the longest."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from walmere.errors import WalmereError
+from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
 
 
@@ -58,10 +58,6 @@ class TableState:
     rows_copied: int = 0
     rejects: int = 0
     error: str | None = None
-
-
-class InvalidTransition(WalmereError):
-    """A state machine was used wrongly: a bug, not something a user can mend."""
 
 
 def copy_started(state: TableState, snapshot_lsn: Lsn) -> TableState:
