@@ -147,7 +147,11 @@ def test_a_torn_manifest_that_was_confirmed_stops_the_receiver_and_nothing_is_cu
 
 def test_a_flipped_bit_inside_the_manifest_is_named(database18: Database, log: Config) -> None:
     forget_confirmation(database18)
-    flipped(log.changelog / NAME)
+    path = log.changelog / NAME
+    data = bytearray(path.read_bytes())
+    assert data.count(b"\n") > 2, "the last line may be torn, and is no error then"
+    data[data.index(b"\n") + 20] ^= 1  # in the second
+    path.write_bytes(data)
     before = contents(log)
     with pytest.raises(ChangeLogDamaged, match=r"manifest\.jsonl.*fails its checksum"):
         receive_all(database18, log)
