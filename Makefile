@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test lint bench-receive torture clean help
+.PHONY: test lint bench-receive clean help
 .DEFAULT_GOAL := help
 
 help:            ## what can be done here
@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt scripts/venv
 
 test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 	@scripts/java
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest
 
 lint: $(READY)   ## ruff and mypy
 	$(BIN)/ruff check .
@@ -27,9 +27,6 @@ lint: $(READY)   ## ruff and mypy
 
 bench-receive: $(READY)  ## receiving, side by side with pg_recvlogical
 	$(BIN)/python -m bench.receive
-
-torture: $(READY)  ## the long crash tests
-	$(BIN)/pytest -m long
 
 clean:           ## remove what these targets made
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/results

@@ -20,7 +20,7 @@ from walmere.demo.server import LOGICAL, Server, binaries
 
 INSERTS = """
 CREATE TABLE a1 (id bigint PRIMARY KEY, customer int, status text, amount numeric(12,2), created timestamptz,
-                 note text, payload text);
+                 note text, payload text)
 """
 FILL_INSERTS = """
 DO $$ BEGIN
@@ -34,7 +34,7 @@ END $$
 """
 MIXED = """
 CREATE TABLE a2 (id bigint PRIMARY KEY, customer int, amount numeric(12,2), note text);
-INSERT INTO a2 SELECT i, i % 777, i, md5(i::text) FROM generate_series(-100000, 0) i;
+INSERT INTO a2 SELECT i, i % 777, i, md5(i::text) FROM generate_series(-100000, 0) i
 """
 FILL_MIXED = """
 DO $$ BEGIN
@@ -139,8 +139,11 @@ def main() -> None:
     try:
         server.start()
         bench = Bench(server, scratch)
-        _inserts(bench, report, 2000 // scale, arguments.rounds)
-        _mixed(bench, report, 300_000 // scale, arguments.rounds)
+        transactions, rows = 2000 // scale, 300_000 // scale
+        inserts, mixed = f"{transactions * 1000:,} inserts", f"{rows:,} one-row transactions"
+        fill = FILL_INSERTS.format(transactions=transactions)
+        _backlog(bench, report, inserts, 0.55, "a1", INSERTS, fill, arguments.rounds)
+        _backlog(bench, report, mixed, 0.6, "a2", MIXED, FILL_MIXED.format(rows=rows), arguments.rounds)
         _memory(bench, report, 5_000_000 // scale)
         bench.sql.close()
     finally:
@@ -150,38 +153,24 @@ def main() -> None:
     report.finish()
 
 
-def _inserts(bench: Bench, report: Report, transactions: int, rounds: int) -> None:
-    print(f"making {transactions * 1000:,} inserts in {transactions:,} transactions …")
-    bench.sql.execute(INSERTS + "CREATE PUBLICATION a1 FOR TABLE a1")
-    bench.slot("a1")
-    bench.sql.execute(FILL_INSERTS.format(transactions=transactions))
+def _backlog(
+    bench: Bench, report: Report, name: str, bar: float, table: str, create: str, fill: str, rounds: int
+) -> None:
+    """Make a backlog behind a slot, then let both tools read it."""
+    print(f"making {name} …")
+    bench.sql.execute(f"{create}; CREATE PUBLICATION {table} FOR TABLE {table}")
+    bench.slot(table)
+    bench.sql.execute(fill)
     end = bench.end()
     report.ratio(
-        f"{transactions * 1000:,} inserts",
-        0.55,
+        name,
+        bar,
         "pg_recvlogical",
-        lambda: bench.recvlogical("a1", "a1", end),
-        lambda: bench.receive("a1", "a1", end),
+        lambda: bench.recvlogical(table, table, end),
+        lambda: bench.receive(table, table, end),
         rounds,
     )
-    bench.drop("a1")
-
-
-def _mixed(bench: Bench, report: Report, rows: int, rounds: int) -> None:
-    print(f"making {rows:,} one-row transactions …")
-    bench.sql.execute(MIXED + "CREATE PUBLICATION a2 FOR TABLE a2")
-    bench.slot("a2")
-    bench.sql.execute(FILL_MIXED.format(rows=rows))
-    end = bench.end()
-    report.ratio(
-        f"{rows:,} one-row transactions",
-        0.6,
-        "pg_recvlogical",
-        lambda: bench.recvlogical("a2", "a2", end),
-        lambda: bench.receive("a2", "a2", end),
-        rounds,
-    )
-    bench.drop("a2")
+    bench.drop(table)
 
 
 def _memory(bench: Bench, report: Report, rows: int) -> None:

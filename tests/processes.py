@@ -32,10 +32,12 @@ def write_config(config: Config, path: Path, **source: str) -> Path:
         "publications": str(list(config.source.publications)),
         "slot": f"'{config.source.slot}'",
         "two_phase": str(config.source.two_phase).lower(),
+        "streaming": str(config.source.streaming).lower(),
         **source,
     }
     lines = "\n".join(f"{key} = {value}" for key, value in keys.items())
-    subscription = f"name = '{config.subscription.name}'\ndirectory = '{config.subscription.directory}'"
+    its = config.subscription
+    subscription = f"name = '{its.name}'\ndirectory = '{its.directory}'\nsegment_bytes = {its.segment_bytes}"
     path.write_text(f"[source]\n{lines}\n[subscription]\n{subscription}\n")
     return path
 

@@ -17,7 +17,7 @@ from walmere.pgoutput.replication import XLogData, decode_frame
 from walmere.publisher import slot
 from walmere.publisher.catalog import emit_message, published_tables, require_publications, wal_position
 from walmere.publisher.connect import connect
-from walmere.publisher.stream import Stream, identify_system, open_replication
+from walmere.publisher.stream import Stream, identify_system
 
 HARD_NAMES = [
     "Pub",
@@ -34,7 +34,7 @@ HARD_NAMES = [
 
 @contextmanager
 def streaming(source: Source, *, create: bool = True) -> Iterator[Stream]:
-    with closing(open_replication(source, "test")) as connection:
+    with closing(connect(source, "test", replication=True)) as connection:
         if create:
             slot.create(connection, source)
         yield Stream(source, connection, INVALID_LSN)
@@ -147,7 +147,7 @@ def test_prepared_transactions_come_at_prepare_if_slot_or_receiver_says_so(
     database: Database, slot_has_it: bool, asked_for: bool, sent: str
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
-    with closing(open_replication(source_of(database), "test")) as connection:
+    with closing(connect(source_of(database), "test", replication=True)) as connection:
         slot.create(connection, source_of(database, two_phase=slot_has_it))
     with streaming(source_of(database, two_phase=asked_for), create=False) as stream:
         gid = f"gid {database.name}"
@@ -247,7 +247,7 @@ def test_a_walsender_that_is_ended_is_a_passing_trouble(database: Database) -> N
 
 
 def test_the_system_is_the_one_that_the_catalog_says(database: Database) -> None:
-    with closing(open_replication(source_of(database), "test")) as connection:
+    with closing(connect(source_of(database), "test", replication=True)) as connection:
         system = identify_system(connection)
     identifier: Any = database.value("SELECT system_identifier FROM pg_control_system()")
     assert (system.identifier, system.timeline, system.database) == (str(identifier), 1, database.name)

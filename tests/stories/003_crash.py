@@ -14,30 +14,13 @@ import psycopg
 import pytest
 
 from conftest import Database
+from processes import write_config
 from receiving import files, named_files, receive_all, summary
 from walmere.config import Config
 from walmere.lsn import Lsn
 from workload import MixedLoad, log_says, source_says
 
 KILLS = 20
-
-
-def write_config(config: Config, path: Path) -> Path:
-    source, subscription = config.source, config.subscription
-    path.write_text(
-        f"""
-[source]
-dsn = "{source.dsn.get_secret_value()}"
-publications = ["pub"]
-slot = "{source.slot}"
-streaming = {str(source.streaming).lower()}
-[subscription]
-name = "{subscription.name}"
-directory = "{subscription.directory}"
-segment_bytes = {subscription.segment_bytes}
-"""
-    )
-    return path
 
 
 Start = Callable[[Config], subprocess.Popen[bytes]]

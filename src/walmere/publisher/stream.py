@@ -23,7 +23,7 @@ from walmere.config import Source
 from walmere.errors import SourceUnavailable
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.replication import Keepalive, decode_frame, standby_status_update
-from walmere.publisher.connect import Connection, capabilities, connect, error_of, speaking
+from walmere.publisher.connect import Connection, capabilities, error_of, speaking
 
 _KEEPALIVE_LENGTH: Final = 18  # of 'k'; XLogData is always longer
 _WORTH_A_LOOK: Final = 8192  # bytes; libpq reads about twice as many at once
@@ -141,8 +141,3 @@ class Stream:
             with speaking(self._source, doing):
                 raise error_of(result)
         raise SourceUnavailable(doing, "the server ended the stream", "it is started again")
-
-
-def open_replication(source: Source, name: str) -> Connection:
-    """A connection on which replication commands can be given."""
-    return connect(source, name, replication=True)
