@@ -13,12 +13,16 @@ from walmere.changelog.reader import Reader
 from walmere.config import Config
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput import messages as m
+from walmere.publisher.catalog import insert_position
 from walmere.subscription.receiver import Receiver
 
 
 def receive_all(database: Database, config: Config) -> Lsn:
-    """Receive up to where the source's WAL ends now, and wait until the walsender has let go of the slot."""
-    durable = Receiver(config).run(Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text")))
+    """Receive all that the source has now, and wait until the walsender has let go of the slot.
+
+    To the insert position: a message outside transactions may be in no page that was written yet.
+    """
+    durable = Receiver(config).run(insert_position(database.connection))
     query = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
     deadline = time.monotonic() + 30
     while database.rows(query, config.source.slot) == [(True,)] and time.monotonic() < deadline:
