@@ -85,7 +85,7 @@ class Report:
     def value(self, name: str, value: Any, target: str, met: bool, **more: Any) -> None:
         """A bar that is not a ratio of times."""
         print(f"  {name}: {value} ({target})")
-        self.rows.append({"bar": name, "value": value, "target": target, "met": met, **more})
+        self.rows.append({"bar": name, "value": value, "target": target, "met": bool(met), **more})
 
     def finish(self) -> None:
         """Print the table and the JSON; end with 1 if a bar was missed."""

@@ -24,7 +24,7 @@ from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.sinks import rewrite
 from walmere.sinks.base import OVERWRITE, Identity, Sink, StagedFile, TableName
-from walmere.sinks.delta import APP_ID, DeltaSink, quote, unquote
+from walmere.sinks.delta import APP_ID, COMPACT_EVERY, DeltaSink, quote, unquote
 from walmere.sinks.parquet import ROW_GROUP_ROWS, row_groups
 from walmere.spark.fold import fold
 
@@ -267,6 +267,21 @@ def test_compacting_keeps_rows_and_lsn_and_says_that_no_data_changed(sink: Delta
         action[kind]["dataChange"] for action in map(json.loads, log) for kind in action if kind in ("add", "remove")
     ]
     assert set(changes) == {False}
+
+
+def test_tidying_joins_small_files_and_deletes_those_long_out_of_use(sink: DeltaSink) -> None:
+    sink.create(TABLE, SCHEMA)
+    for number in range(1, 41):
+        sink.tidy(TABLE, do(sink, Change("I", (number, "x")), lsn=number), vacuum=True)
+    assert len(files(sink)) <= COMPACT_EVERY
+    on_disk = {path.name for path in Path(sink.location(TABLE)).glob("*.parquet")}
+    assert len(on_disk) > 40, "somebody may still read them"
+    [staged] = sink.stage(TABLE, rows(100).to_batches())
+    sink.vacuum(TABLE, keep_hours=0)
+    on_disk = {path.name for path in Path(sink.location(TABLE)).glob("*.parquet")}
+    assert on_disk == files(sink) | {staged.path}
+    assert content(sink) == [(number, "x") for number in range(1, 41)]
+    assert sink.applied(TABLE) == Lsn(40)
 
 
 def test_a_batch_and_a_compaction_at_once_both_come_out(sink: DeltaSink) -> None:

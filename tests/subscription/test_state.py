@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from walmere.errors import InvalidTransition
@@ -72,7 +73,19 @@ def test_a_batch_that_ends_before_the_snapshot_changes_nothing() -> None:
     ],
 )
 def test_the_hand_over(phase: Phase, applied: int, commit: int, expected: bool) -> None:
-    assert s.should_apply(table(phase, applied), Lsn(commit)) is expected
+    position = table(phase, applied).position
+    assert s.should_apply(position, Lsn(commit)) is expected
+    if position is not None:
+        assert s.should_apply(position, np.array([commit, commit], np.uint64)).tolist() == [expected, expected]
+
+
+def test_the_log_is_needed_from_the_oldest_position_and_since_the_snapshot_of_a_copy() -> None:
+    ready, copying = table(Phase.READY, applied=900), TableState("c", 2, Phase.DATA_SYNC, snapshot_lsn=Lsn(700))
+    assert s.needed_from([], Lsn(900)) == 900
+    assert s.needed_from([ready, table(Phase.INIT)], Lsn(900)) == 900
+    assert s.needed_from([ready, copying], Lsn(900)) == 700
+    assert s.needed_from([ready, copying, table(Phase.FINISHED_COPY, applied=600)], Lsn(900)) == 600
+    assert s.needed_from([ready, s.copy_started(table(Phase.INIT))], Lsn(900)) == INVALID_LSN
 
 
 @pytest.mark.parametrize("phase", ALL)

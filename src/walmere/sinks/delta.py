@@ -24,12 +24,18 @@ are written anew without it, and removed, added and new files go into one commit
 files into one, so that the next change of a single row rewrites the whole table. And it can neither take one of equal
 rows (a multiset) nor fetch values from the row of another key (TOAST and a change of key) in the same commit.
 
+**Tidying.** Every new file of a few rows makes reading slower: with every sixteenth version, small files are made one.
+And every file that was replaced stays on the disk, for readers who have just begun. `vacuum` deletes those that have
+been out of use for an hour. It goes by what the log says was removed, and touches nothing that a running copy has
+staged.
+
 Files with deletion vectors (Spark may leave some) are read as they should be. `deltalake` cannot remove such a file by
 name, so a batch that touches one rewrites the whole table, once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -56,14 +62,20 @@ PROPERTIES: Final[Mapping[str, str]] = {
     # together take 20 ms, with deltalake's 100 they take 44 ms.
     "delta.checkpointInterval": "10",
     # The log's directory is listed whenever the table is opened, 1.5 ms per thousand entries, and a table may get a
-    # commit every second. A day is what consistent reads at a past LSN can reach back.
+    # commit every second.
     "delta.logRetentionDuration": "interval 1 days",
-    # Every removed file stays in every checkpoint for that long.
-    "delta.deletedFileRetentionDuration": "interval 12 hours",
+    # Every removed file stays in every checkpoint for that long, and there may be some every second. Once it is in
+    # none, `vacuum` does not know it any more.
+    "delta.deletedFileRetentionDuration": "interval 6 hours",
 }
 
 FILE_SIZE: Final = 16 << 20
 """Bytes. One changed row rewrites one file, so files are smaller than for a table that is only read."""
+
+COMPACT_EVERY: Final = 16
+"""Versions."""
+KEEP_HOURS: Final = 1
+"""How long a file that is out of use stays, for those who still read it."""
 
 _ATTEMPTS: Final = 10
 _ENCODED: Final = re.compile(r"[^A-Za-z0-9_.-]|^\.|^_(?=delta_log$)")
@@ -160,7 +172,19 @@ class DeltaSink:
 
         return self._commit(table, lsn, appended)
 
-    def compact(self, table: TableName, least: int = 16) -> int | None:
+    def tidy(self, table: TableName, version: int, vacuum: bool = False) -> None:
+        """After a batch has made this version, see whether it is time to tidy up. The rows stay as they are."""
+        if version % COMPACT_EVERY == 0:
+            self.compact(table)
+        if vacuum:
+            self.vacuum(table)
+
+    def vacuum(self, table: TableName, keep_hours: int = KEEP_HOURS) -> None:
+        """Delete files that have been out of use for so long."""
+        with contextlib.suppress(DeltaError):  # another attempt is at it
+            self._open(table).vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
+
+    def compact(self, table: TableName, least: int = COMPACT_EVERY // 2) -> int | None:
         """Make large files of small ones, if there are at least so many. The rows stay, and so does the LSN.
 
         Returns the version, or None if there was nothing to do or a batch was applied meanwhile; then try again later.

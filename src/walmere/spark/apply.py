@@ -13,6 +13,7 @@ nothing. A table whose copy is committed while a batch runs takes part from the 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
-from walmere.changelog.manifest import Manifest
-from walmere.changelog.plan import BlockRef, end_of_batch, plan
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.relation import RelationVersion
 from walmere.sinks.base import Sink, TableName
@@ -33,6 +32,7 @@ from walmere.spark.fold import fold
 from walmere.subscription import state
 from walmere.subscription.ledger import Entry, Ledger
 from walmere.subscription.origin import Origins
+from walmere.subscription.plan import BlockRef, Planner
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.tables import Tables
 from walmere.types import PgType
@@ -40,6 +40,8 @@ from walmere.types import PgType
 SOURCE: Final = "walmere_apply"
 MAX_BYTES: Final = 64 << 20
 """Of the log, in one batch."""
+VACUUM: Final = 600.0
+"""Seconds after which a table that is written to is vacuumed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class ApplyJob:
     types: dict[int, PgType]
     sink: Sink
     end_lsn: Lsn
+    vacuum: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Applied:
     oid: int
     changes: int = 0
     rejects: int = 0
+    seconds: float = 0.0  # that its task took
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Batch:
 
 def apply_table(job: ApplyJob) -> Applied:
     """Bring one table to the end of the batch. Runs in a Spark task; doing it twice, or twice at once, does it once."""
+    began = time.monotonic()
     done = job.sink.applied(job.name)
     if done is not None and done >= job.end_lsn:
         return Applied(job.oid)
@@ -86,8 +91,9 @@ def apply_table(job: ApplyJob) -> Applied:
         rejects = Rejects.table(job.name)
         job.sink.create(rejects, Rejects.SCHEMA)
         job.sink.commit(rejects, job.sink.stage(rejects, [decoded.rejects]), job.end_lsn)
-    job.sink.apply(job.name, fold(decoded.changes, decoded.identity), job.end_lsn, decoded.identity)
-    return Applied(job.oid, len(decoded.changes), decoded.rejects.num_rows)
+    version = job.sink.apply(job.name, fold(decoded.changes, decoded.identity), job.end_lsn, decoded.identity)
+    job.sink.tidy(job.name, version, job.vacuum)
+    return Applied(job.oid, len(decoded.changes), decoded.rejects.num_rows, time.monotonic() - began)
 
 
 class _Partition(InputPartition):
@@ -101,32 +107,52 @@ class _References(DataSourceStreamReader):
         self._directory = directory
         self._sink = sink
         self._end: Lsn | None = None
+        self._known: Planner | None = None
+        self._vacuumed: dict[int, float] = {}
+
+    @property
+    def _planner(self) -> Planner:
+        if self._known is None:
+            self._known = Planner(self._log)
+        return self._known
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "changelog"
 
     def initialOffset(self) -> dict[str, str]:
-        with Manifest(self._directory / "changelog") as manifest:
-            return {"lsn": str(manifest.header.start_lsn)}
+        return {"lsn": str(self._planner.start_lsn)}
 
     def latestOffset(self) -> dict[str, str]:
         if self._end is None:
             last = Ledger(self._directory).last()
-            self._end = last.lsn if last is not None else Lsn.parse(self.initialOffset()["lsn"])
-        self._end = end_of_batch(self._directory / "changelog", self._end, MAX_BYTES)
+            self._end = last.lsn if last is not None else self._planner.start_lsn
+        self._end = self._planner.end_of_batch(self._end, MAX_BYTES)
         return {"lsn": str(self._end)}
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        log, end_lsn = self._directory / "changelog", Lsn.parse(end["lsn"])
+        end_lsn = Lsn.parse(end["lsn"])
         tables = Tables(self._directory)
-        taking_part = {each.oid: each for each in tables if each.phase.copied}
-        made = plan(log, {oid: each.applied_lsn for oid, each in taking_part.items()}, end_lsn)
+        taking_part = {each.oid: each.position for each in tables if each.position is not None}
+        made = self._planner.plan(taking_part, end_lsn)
         parts: list[InputPartition] = [_Partition(pickle.dumps(Batch(end_lsn, made.commit_time, tuple(taking_part))))]
         for oid, refs in made.blocks.items():
             used = {ref.version for ref in refs}
             versions = {number: made.definitions[oid, number] for number in used if (oid, number) in made.definitions}
             relation = next(iter(versions.values())).relation
             name = TableName(relation.namespace, relation.name)
-            job = ApplyJob(log, oid, name, refs, versions, tables.types, self._sink, end_lsn)
+            job = ApplyJob(
+                self._log, oid, name, refs, versions, tables.types, self._sink, end_lsn, self._time_to_vacuum(oid)
+            )
             parts.append(_Partition(pickle.dumps(job)))
         return parts
+
+    def _time_to_vacuum(self, oid: int) -> bool:
+        now = time.monotonic()
+        due = now - self._vacuumed.setdefault(oid, now) > VACUUM
+        if due:
+            self._vacuumed[oid] = now
+        return due
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"reference": [partition.value]})
@@ -170,6 +196,7 @@ class Apply:
 
     def start(self) -> StreamingQuery:
         """Start the query; it goes on until stopped."""
+        self._keep_log(self.applied)
         self._spark.dataSource.register(ReferenceSource)
         stream = (
             self._spark.readStream.format(SOURCE)
@@ -179,6 +206,12 @@ class Apply:
         )
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
         return writer.option("checkpointLocation", str(self._directory / "checkpoint")).start()
+
+    def _keep_log(self, applied: Lsn) -> None:
+        """Retention may have what no table needs any more. A copy whose snapshot is still to come holds the line."""
+        needed = state.needed_from(self._tables, applied)
+        if needed or self._origins.applied() is None:
+            self._origins.advance("target", needed)
 
     def _batch(self, references: DataFrame, _: int) -> None:
         rows = references.mapInArrow(_apply, "result binary").collect()
@@ -191,6 +224,6 @@ class Apply:
         if all(each.applied_lsn <= batch.end_lsn for each in moved):  # a copy in front has more than the others
             versions = {each.name: self._sink.version(TableName(*each.name.split(".", 1))) for each in moved}
             self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions))
-        self._origins.advance("target", batch.end_lsn)
+        self._keep_log(batch.end_lsn)
         self.applied = batch.end_lsn
         self.on_batch(applied)

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from walmere.changelog.plan import BlockRef, messages
 from walmere.errors import WalmereError
 from walmere.pgoutput.columns import Rows, decode_rows
 from walmere.pgoutput.messages import Relation, ReplicaIdentity
 from walmere.pgoutput.relation import RelationVersion
 from walmere.sinks.base import Identity
 from walmere.spark.fold import TRUNCATE, Changes
+from walmere.subscription.plan import BlockRef, messages
 from walmere.subscription.rejects import Rejects
 from walmere.types import PgType
 from walmere.types.base import Codec

@@ -22,6 +22,8 @@ _DEFAULTS: Final = {
     "spark.scheduler.mode": "FAIR",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # how often the source is asked for more while it has nothing; an answer takes two processes
+    "spark.sql.streaming.pollingDelay": "25ms",
     # a task holds a few segments of the log in Arrow, outside the JVM; the JVM itself only schedules
     "spark.driver.memory": "1g",
     # workers keep their imports and their open Delta tables from batch to batch

@@ -27,6 +27,8 @@ from walmere.subscription.tablesync import TableSync
 
 COPIES: Final = 2
 """Tables that are copied at the same time; each by as many tasks as there are hands."""
+RETRY: Final = 5.0
+"""Seconds until a copy that was cut off is begun anew: PostgreSQL's `wal_retrieve_retry_interval`."""
 _POLL: Final = 0.05
 _PATIENCE: Final = 30.0
 
@@ -82,6 +84,37 @@ class ReceiverProcess:
             raise SourceError("receiving", wrong, hint)
 
 
+class Copies:
+    """The copies of all tables that wait for theirs. One that was cut off is begun anew after a while."""
+
+    def __init__(self, sync: TableSync, pool: ThreadPoolExecutor) -> None:
+        self._sync = sync
+        self._pool = pool
+        self._running = [self._submit(table.oid) for table in sync.discover()]
+        self._again: list[tuple[float, int]] = []
+
+    def done(self) -> bool:
+        """Whether nothing is left to copy. Raises what a copy ended with that will not get better by waiting."""
+        now = time.monotonic()
+        for copy in [each for each in self._running if each.done()]:
+            self._running.remove(copy)
+            state = copy.result()
+            if not state.phase.copied:
+                self._again.append((now + RETRY, state.oid))
+        for due in [each for each in self._again if each[0] <= now]:
+            self._again.remove(due)
+            self._running.append(self._submit(due[1]))
+        return not self._running and not self._again
+
+    def cancel(self) -> None:
+        """Begin no more of them."""
+        for copy in self._running:
+            copy.cancel()
+
+    def _submit(self, oid: int) -> Future[TableState]:
+        return self._pool.submit(self._sync.copy, oid)
+
+
 class Launcher:
     """One run of a subscription."""
 
@@ -90,7 +123,7 @@ class Launcher:
         self._config_file = config_file
         self._tables = tables
         self._sync = sync
-        self._apply = apply
+        self.apply = apply
         self._stopping = threading.Event()
         self.on_poll: Callable[[], None] = lambda: None
 
@@ -107,24 +140,20 @@ class Launcher:
                 time.sleep(_POLL)
             if self._stopping.is_set():
                 return
-            copies = [pool.submit(self._sync.copy, table.oid) for table in self._sync.discover()]
-            query = self._apply.start()
+            copies = Copies(self._sync, pool)
+            query = self.apply.start()
             try:
-                while not self._stopping.is_set() and not self._done(copies, until):
+                while not self._stopping.is_set() and not (copies.done() and self._applied(until)):
                     receiver.check()
                     _check(query)
                     self.on_poll()
                     time.sleep(_POLL)
             finally:
-                for copy in copies:
-                    copy.cancel()
+                copies.cancel()
                 query.stop()
 
-    def _done(self, copies: list[Future[TableState]], until: Lsn | None) -> bool:
-        for copy in copies:
-            if copy.done():
-                copy.result()
-        if until is None or self._apply.applied < until or not all(copy.done() for copy in copies):
+    def _applied(self, until: Lsn | None) -> bool:
+        if until is None or self.apply.applied < until:
             return False
         return all(table.applied_lsn >= until for table in self._tables if table.phase.copied)
 

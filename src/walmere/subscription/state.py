@@ -22,10 +22,13 @@ Both come out of one predicate, `should_apply`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
@@ -59,9 +62,14 @@ class TableState:
     rejects: int = 0
     error: str | None = None
 
+    @property
+    def position(self) -> Lsn | None:
+        """What committed before it is in the table. None: nothing is, yet."""
+        return self.applied_lsn if self.phase.copied else None
 
-def copy_started(state: TableState, snapshot_lsn: Lsn) -> TableState:
-    """i → d. Also d → d: a copy that was cut off begins anew, with a snapshot of its own."""
+
+def copy_started(state: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> TableState:
+    """i → d, before there is a snapshot; then d → d with its LSN. Also, a copy that was cut off begins anew."""
     _require(state, Phase.INIT, Phase.DATA_SYNC)
     return replace(state, phase=Phase.DATA_SYNC, snapshot_lsn=snapshot_lsn, rows_copied=0, rejects=0, error=None)
 
@@ -76,6 +84,16 @@ def copy_committed(state: TableState, rows: int, rejects: int = 0) -> TableState
         rows_copied=rows,
         rejects=state.rejects + rejects,
     )
+
+
+def needed_from(states: Iterable[TableState], applied_lsn: Lsn) -> Lsn:
+    """What committed from here on is still needed of the log, once a batch up to `applied_lsn` is applied.
+
+    A copy that is under way will need everything since its snapshot; one that has none yet, possibly everything.
+    """
+    needs = [state.snapshot_lsn for state in states if state.phase is Phase.DATA_SYNC]
+    needs += [position for state in states if (position := state.position) is not None]
+    return min([applied_lsn, *needs])
 
 
 def copy_failed(state: TableState, error: str) -> TableState:
@@ -94,13 +112,18 @@ def applied(state: TableState, end_lsn: Lsn, rejects: int = 0) -> TableState:
     return replace(state, applied_lsn=end_lsn, phase=following[state.phase])
 
 
-def should_apply(state: TableState, commit_lsn: Lsn) -> bool:
-    """Whether a transaction still has to be applied to this table: PostgreSQL's should_apply_changes_for_rel.
+@overload
+def should_apply(position: Lsn | None, commit_lsn: Lsn) -> bool: ...
+@overload
+def should_apply(position: Lsn, commit_lsn: NDArray[np.uint64]) -> NDArray[np.bool_]: ...
+def should_apply(position: Lsn | None, commit_lsn: Any) -> Any:
+    """Whether a transaction still has to be applied to a table: PostgreSQL's should_apply_changes_for_rel.
 
-    `commit_lsn` is where its commit record begins. The position is where another record ended, so the first
-    transaction that is not in the table may begin exactly there: hence <=, not <.
+    `commit_lsn` is where its commit record begins; of one transaction, or of many at once. The table's position is
+    where another record ended, so the first transaction that is not in the table may begin exactly there: hence <=,
+    not <.
     """
-    return state.phase.copied and state.applied_lsn <= commit_lsn
+    return position is not None and position <= commit_lsn
 
 
 def to_json(state: TableState) -> dict[str, Any]:

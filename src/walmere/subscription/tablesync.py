@@ -146,8 +146,9 @@ class TableSync:
         with closing(connect(source, "walmere sync", replication=True)) as replication:
             system = identify_system(replication)
         slot = snapshot.slot_name(self._subscription, known.oid, system.identifier)
+        self._tables.put(state.copy_started(known))  # from now on, the log keeps what the snapshot may not have
         with snapshot.exported(source, slot) as made:
-            self._tables.put(state.copy_started(known, made.lsn))
+            self._tables.put(state.copy_started(self._tables[known.oid], made.lsn))
             with snapshot.imported(source, slot, made) as connection, speaking(source, f"looking at {known.name}"):
                 described = table.describe(connection, source.publications, known.oid)
                 types = catalog.types_of(connection, (column.type_oid for column in described.columns))

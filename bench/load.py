@@ -1,0 +1,73 @@
+"""What the benchmarks write at the source: the same rows for receiving as for the whole way into Delta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.source import Source
+
+_INSERTS = """
+CREATE TABLE a1 (id bigint PRIMARY KEY, customer int, status text, amount numeric(12,2), created timestamptz,
+                 note text, payload text)
+"""
+_FILL_INSERTS = """
+DO $$ BEGIN
+    FOR t IN 0 .. {transactions} - 1 LOOP
+        INSERT INTO a1 SELECT t * 1000 + i, i % 777, 'shipped', (i * 13.37)::numeric(12,2), now(),
+                              'note ' || md5((t * 1000 + i)::text), md5(i::text) || md5((i + t)::text)
+                       FROM generate_series(0, 999) i;
+        COMMIT;
+    END LOOP;
+END $$
+"""
+_MIXED = "CREATE TABLE a2 (id bigint PRIMARY KEY, customer int, amount numeric(12,2), note text)"
+_EXISTING = "INSERT INTO a2 SELECT i, i % 777, i, md5(i::text) FROM generate_series(-{existing}, 0) i"
+_FILL_MIXED = """
+DO $$ BEGIN
+    FOR i IN 1 .. {rows} LOOP
+        IF i % 10 < 5 THEN
+            INSERT INTO a2 VALUES (i, i % 777, i, md5(i::text));
+        ELSIF i % 10 < 9 THEN
+            UPDATE a2 SET amount = amount + 1 WHERE id = -(i::bigint * 7919 % {existing});
+        ELSE
+            DELETE FROM a2 WHERE id = i - 9;
+        END IF;
+        COMMIT;
+    END LOOP;
+END $$
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A table, what it holds before, and what is written to it behind a slot."""
+
+    table: str
+    create: str
+    existing: str
+    fill: str
+
+    def prepare(self, source: Source) -> None:
+        """The table with what it holds before, and its publication."""
+        source.sql.execute(self.create.encode())
+        if self.existing:
+            source.sql.execute(self.existing.encode())
+        source.sql.execute(f"CREATE PUBLICATION {self.table} FOR TABLE {self.table}".encode())
+
+    def backlog(self, source: Source, name: str) -> str:
+        """All of it, behind a slot of the table's name. Returns where the WAL then ends."""
+        print(f"making {name} …")
+        self.prepare(source)
+        source.slot(self.table)
+        source.sql.execute(self.fill.encode())
+        return source.end()
+
+
+def inserts(transactions: int) -> Load:
+    """Transactions of 1,000 rows of about 180 bytes."""
+    return Load("a1", _INSERTS, "", _FILL_INSERTS.format(transactions=transactions))
+
+
+def mixed(rows: int, existing: int) -> Load:
+    """One-row transactions: 50% inserts, 40% updates of rows that were there, 10% deletes."""
+    return Load("a2", _MIXED, _EXISTING.format(existing=existing), _FILL_MIXED.format(rows=rows, existing=existing))

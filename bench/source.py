@@ -1,0 +1,176 @@
+"""The server that benchmarks read from, and the limit tools: pg_recvlogical, COPY, a native subscription."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+from bench.side_by_side import Run, timed
+from walmere.demo.server import LOGICAL, Server, binaries
+
+SETTINGS = {**LOGICAL, "max_wal_size": "16GB", "shared_buffers": "'512MB'", "checkpoint_timeout": "'1h'"}
+
+
+class Source:
+    """A server, and the tools on it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.sql = psycopg.connect(server.dsn(), autocommit=True)
+        self.sql.execute("SET synchronous_commit = off")
+        self._number = 0
+
+    def value(self, query: str, *parameters: object) -> str:
+        row = self.sql.execute(query.encode(), parameters or None).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def slot(self, name: str) -> None:
+        self.sql.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+
+    def drop(self, name: str) -> None:
+        """Drop a slot, once its walsender has said goodbye."""
+        while self.sql.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active", [name]).fetchone():
+            time.sleep(0.01)
+        self.sql.execute("SELECT pg_drop_replication_slot(%s)", [name])
+
+    @contextlib.contextmanager
+    def copy_of(self, slot: str, name: str = "") -> Iterator[str]:
+        """Another slot at the same position, for one run."""
+        self._number += 1
+        name = name or f"copy_{self._number}"
+        self.sql.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, name])
+        try:
+            yield name
+        finally:
+            self.drop(name)
+
+    def end(self) -> str:
+        """Where the WAL ends, flushed."""
+        self.sql.execute("SELECT txid_current()")
+        self.sql.execute("CHECKPOINT")
+        return self.value("SELECT pg_current_wal_lsn()::text")
+
+    def recvlogical(self, slot: str, publication: str, end: str) -> Run:
+        """pg_recvlogical of the same server to /dev/null, over TCP."""
+        with self.copy_of(slot) as copy:
+            return timed(
+                [
+                    self.server.bindir / "pg_recvlogical",
+                    *("-h", "127.0.0.1", "-p", str(self.server.port), "-U", "postgres", "-d", "postgres"),
+                    *("-S", copy, "--start", "-f", "/dev/null", "-E", end, "--no-loop"),
+                    *("-o", "proto_version=1", "-o", f"publication_names={publication}"),
+                ]
+            )
+
+    def two_copies(self, table: str) -> Run:
+        """Two parallel `COPY … TO STDOUT` to /dev/null, half of the pages each."""
+        pages = int(self.value("SELECT pg_relation_size(%s::regclass) / 8192", table))
+        halves = [(0, pages // 2), (pages // 2, pages + 1)]
+        began = time.perf_counter()
+        running = [
+            subprocess.Popen(
+                [
+                    *(self.server.bindir / "psql", "-qX", "-d", self.server.dsn(), "-c"),
+                    f"COPY (SELECT * FROM {table} WHERE ctid >= '({first},0)' AND ctid < '({last},0)') TO STDOUT",
+                ],
+                stdout=subprocess.DEVNULL,
+            )
+            for first, last in halves
+        ]
+        codes = [process.wait() for process in running]
+        assert codes == [0, 0]
+        return Run(time.perf_counter() - began, 0, 0)
+
+
+class Native:
+    """A second server with a subscription: PostgreSQL's own walreceiver, table sync and apply worker."""
+
+    def __init__(self, server: Server, source: Source) -> None:
+        self.sql = psycopg.connect(server.dsn(), autocommit=True)
+        self._source = source
+
+    def initial_sync(self, table: str, create: str) -> Run:
+        """From CREATE SUBSCRIPTION until the table is copied and handed over."""
+        self.sql.execute(f"DROP TABLE IF EXISTS {table}; {create}".encode())
+        began = time.perf_counter()
+        self.sql.execute(self._command(table, "copy_data = true").encode())
+        while self.sql.execute("SELECT 1 FROM pg_subscription_rel WHERE srsubstate NOT IN ('s', 'r')").fetchone():
+            time.sleep(0.01)
+        seconds = time.perf_counter() - began
+        self.sql.execute(f"DROP SUBSCRIPTION {table}".encode())
+        return Run(seconds, 0, 0)
+
+    def catch_up(self, table: str, create: str, fill: str, slot: str, end: str) -> Run:
+        """From CREATE SUBSCRIPTION on a slot with a backlog until all of it is applied."""
+        self.sql.execute(f"DROP TABLE IF EXISTS {table}; {create}".encode())
+        if fill:
+            self.sql.execute(fill.encode())
+        with self._source.copy_of(slot) as copy:
+            began = time.perf_counter()
+            options = f"copy_data = false, create_slot = false, slot_name = '{copy}'"
+            self.sql.execute(self._command(table, options).encode())
+            query = "SELECT 1 FROM pg_replication_origin_status WHERE remote_lsn >= %s::pg_lsn"
+            applied = (
+                "SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON r.pid = s.active_pid"
+                f" WHERE s.slot_name = '{copy}' AND r.replay_lsn >= '{end}'"
+            )
+            while not (
+                self.sql.execute(query, [end]).fetchone() or self._source.sql.execute(applied.encode()).fetchone()
+            ):
+                time.sleep(0.01)
+            seconds = time.perf_counter() - began
+            self.sql.execute(f"ALTER SUBSCRIPTION {table} DISABLE".encode())
+            self.sql.execute(f"ALTER SUBSCRIPTION {table} SET (slot_name = NONE)".encode())
+            self.sql.execute(f"DROP SUBSCRIPTION {table}".encode())
+        return Run(seconds, 0, 0)
+
+    def _command(self, table: str, options: str) -> str:
+        dsn = self._source.server.dsn()
+        return f"CREATE SUBSCRIPTION {table} CONNECTION '{dsn}' PUBLICATION {table} WITH ({options})"
+
+
+@contextlib.contextmanager
+def source(major: int) -> Iterator[Source]:
+    """A server of this version, and nothing left of it."""
+    server = Server(binaries()[major], SETTINGS)
+    try:
+        server.start()
+        made = Source(server)
+        yield made
+        made.sql.close()
+    finally:
+        server.remove()
+
+
+@contextlib.contextmanager
+def native(of: Source, major: int) -> Iterator[Native]:
+    """A subscriber of the same version."""
+    server = Server(binaries()[major], SETTINGS)
+    try:
+        server.start()
+        made = Native(server, of)
+        yield made
+        made.sql.close()
+    finally:
+        server.remove()
+
+
+def newest() -> int:
+    return max(binaries())
+
+
+def scratch_config(server: Server, directory: Path, publication: str, slot: str, more: str = "") -> Path:
+    """A walmere.toml."""
+    config = directory / "walmere.toml"
+    config.write_text(
+        f'[source]\ndsn = "{server.dsn()}"\npublications = ["{publication}"]\nslot = "{slot}"\n{more}'
+        '[subscription]\nname = "bench"\ndirectory = "subscription"\n[target]\npath = "lake"\n'
+        '[spark]\nmaster = "local[2]"\n'
+    )
+    return config

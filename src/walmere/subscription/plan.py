@@ -1,0 +1,203 @@
+"""What a batch has to read: for each table, references to the blocks of the log that are still to be applied to it.
+
+A batch ends where a record of the manifest ends, so always between two transactions. Each table has its own position
+(its copy may be older or newer than what the others have), and takes part with the records after it. References are
+small and pickle well: tasks open the log themselves, and no row passes through anybody else's hands.
+
+How long a batch is: as long as the log is new, whatever there is, so that tables are fresh. While we are behind the
+source, freshness is lost anyway and what counts is the work per change; a batch that replaces single rows rewrites the
+files they lie in, and ten times as many changes often rewrite the same files. So then a batch waits until it is worth
+its while: until the log has grown by enough bytes, or for some seconds, or until the log has stopped growing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
+from walmere.changelog.segment import Segment, read_block
+from walmere.errors import ChangeLogError
+from walmere.lsn import Lsn
+from walmere.pgoutput.relation import RelationVersion
+from walmere.subscription.state import should_apply
+
+BEHIND: Final = 3.0
+"""Seconds between a commit at the source and its arrival in the log, from which on batches are made larger."""
+PATIENCE: Final = 4.0
+"""Seconds that a batch waits for more, at most, while behind."""
+QUIET: Final = 0.3
+"""Seconds after which a log that did not grow is taken to be at the source's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """A block of a segment, and which of its messages count."""
+
+    segment: Segment  # with this block only
+    version: int  # of the relation's definition
+    position: Lsn  # of the table: see `should_apply`
+    commit_lsn: Lsn | None  # of all its messages, where they do not say it themselves
+    aborted: frozenset[int]
+
+    @property
+    def length(self) -> int:
+        """Its bytes on disk."""
+        return self.segment.blocks[0].length
+
+
+@dataclass(slots=True)
+class Plan:
+    """A batch."""
+
+    end_lsn: Lsn
+    commit_time: int | None = None  # of the newest transaction in it
+    blocks: dict[int, list[BlockRef]] = field(default_factory=dict)  # by relation
+    definitions: dict[tuple[int, int], RelationVersion] = field(default_factory=dict)
+
+
+class Planner:
+    """Follows the manifest, and plans batches from what it has read. It remembers what is still to be applied."""
+
+    def __init__(self, directory: Path, now: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._now = now
+        self._open()
+
+    def close(self) -> None:
+        """End reading."""
+        self._manifest.close()
+
+    @property
+    def start_lsn(self) -> Lsn:
+        """Where the log begins."""
+        return self._manifest.header.start_lsn
+
+    def end_of_batch(self, start: Lsn, max_bytes: int) -> Lsn:
+        """How far a batch from `start` should go now: to the log's end, but over no more than about so many bytes.
+
+        `start` itself, if there is nothing yet, or it is better to wait for more.
+        """
+        self._read()
+        end, size = start, 0
+        newest = None
+        for record in self._records:
+            if record.end_lsn <= start:
+                continue
+            end = max(end, record.end_lsn)
+            if isinstance(record, Transactions | Transaction):
+                newest = record.commit_time
+                size += sum(segment.length for segment in record.segments)
+                if size >= max_bytes:
+                    self._waited_since = self._now()
+                    return end
+        return start if self._is_better_later(newest) else end
+
+    def plan(self, positions: Mapping[int, Lsn], end: Lsn) -> Plan:
+        """References to everything that is still to be applied, up to the end of a batch, by relation.
+
+        `positions` has the position of each relation that takes part.
+        """
+        self._read()
+        oldest = min(positions.values(), default=end)
+        if oldest < self._known_from:  # a copy that took its time
+            self.close()
+            self._open()
+            self._read()
+        made = Plan(end, definitions=self._definitions)
+        for record in self._records:
+            if record.end_lsn > end:
+                break
+            if isinstance(record, Transactions | Transaction):
+                made.commit_time = record.commit_time
+                for ref, relation in _references(record, positions):
+                    made.blocks.setdefault(relation, []).append(ref)
+        self._forget(min(oldest, end))
+        return made
+
+    def _open(self) -> None:
+        self._manifest = Manifest(self._directory)
+        self._known_from = self._manifest.header.start_lsn
+        self._records: list[Record] = []  # those after `_known_from`
+        self._definitions: dict[tuple[int, int], RelationVersion] = {}
+        self._end = self._known_from
+        self._grew = self._waited_since = self._now()
+
+    def _read(self) -> None:
+        """Take in what is new in the manifest."""
+        replaced = self._manifest.replaced()  # asked first: the old file does not grow any more, so read it out
+        for entry in self._manifest.entries():
+            if isinstance(entry, RelationVersion):
+                self._definitions[entry.oid, entry.version] = entry
+            elif entry.end_lsn > self._end:
+                self._end = entry.end_lsn
+                self._records.append(entry)
+                if isinstance(entry, Transactions | Transaction):
+                    self._grew = self._now()
+        if replaced:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """With the manifest that has taken the place of the one that was read to its end."""
+        self._manifest.close()
+        self._manifest = Manifest(self._directory)
+        if self.start_lsn > self._end:
+            raise ChangeLogError(
+                f"reading the change log in {self._directory} on from {self._end}",
+                f"it begins at {self.start_lsn} now; what was before has been removed",
+            )
+        self._read()
+
+    def _forget(self, before: Lsn) -> None:
+        self._records = [record for record in self._records if record.end_lsn > before]
+        self._known_from = max(self._known_from, before)
+
+    def _is_better_later(self, commit_time: int | None) -> bool:
+        now = self._now()
+        behind = commit_time is not None and now - commit_time / 1e6 > BEHIND
+        if behind and now - self._grew < QUIET and now - self._waited_since < PATIENCE:
+            return True
+        self._waited_since = now
+        return False
+
+
+def _references(record: Transactions | Transaction, positions: Mapping[int, Lsn]) -> Iterator[tuple[BlockRef, int]]:
+    single = isinstance(record, Transaction)
+    for segment in record.segments:
+        for block in segment.blocks:
+            position = positions.get(block.relation)
+            if position is not None and should_apply(position, record.commit_lsn):
+                yield (
+                    BlockRef(
+                        Segment(segment.file, segment.length, segment.streamed, (block,)),
+                        block.version,
+                        position,
+                        record.commit_lsn if single else None,
+                        record.aborted if isinstance(record, Transaction) else frozenset(),
+                    ),
+                    block.relation,
+                )
+
+
+def messages(directory: Path, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
+    """The messages that count, block by block, in commit order; with `commit_lsn` filled in."""
+    for ref in refs:
+        batch = read_block(directory, ref.segment, 0)
+        if ref.aborted:
+            gone = pa.array(sorted(ref.aborted), pa.uint32())
+            batch = batch.filter(pc.invert(pc.is_in(batch.column("xid"), gone)))
+        if ref.commit_lsn is not None:
+            lsn = pa.array(np.full(batch.num_rows, ref.commit_lsn, np.uint64))
+            batch = batch.set_column(batch.schema.get_field_index("commit_lsn"), batch.schema.field("commit_lsn"), lsn)
+        else:
+            counts = should_apply(ref.position, batch.column("commit_lsn").to_numpy())
+            batch = batch if counts.all() else batch.filter(pa.array(counts))
+        if batch.num_rows:
+            yield ref, batch
