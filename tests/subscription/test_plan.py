@@ -11,7 +11,7 @@ from receiving import receive_all
 from walmere.config import Config
 from walmere.lsn import Lsn
 from walmere.subscription import plan
-from walmere.subscription.plan import Planner, messages
+from walmere.subscription.plan import Planner, divide, messages
 
 
 @pytest.fixture
@@ -87,4 +87,23 @@ def test_it_goes_on_when_retention_has_replaced_the_manifest(database18: Databas
     later = planner.end_of_batch(end, 1 << 20)
     assert later > end
     assert ids(planner, config, oid, end, later) == 2
+    planner.close()
+
+
+def test_only_inserts_are_divided_among_tasks(database18: Database, config: Config) -> None:
+    oid = database18.value("SELECT 't'::regclass::oid::int8")
+    planner = Planner(config.changelog)
+    start = planner.start_lsn
+    for first in (1, 1001, 2001, 3001):
+        database18.execute(f"INSERT INTO t SELECT generate_series({first}, {first + 999})")
+        receive_all(database18, config)
+    refs = planner.plan({oid: start}, planner.end_of_batch(start, 1 << 20)).blocks[oid]
+    parts = divide(refs, 2, 1)
+    assert [ref for part in parts for ref in part] == refs
+    assert [len(part) for part in parts] == [2, 2]
+    assert divide(refs, 1, 1) == divide(refs, 2, 1 << 30) == [refs]
+    database18.execute("DELETE FROM t WHERE id = 1")
+    receive_all(database18, config)
+    refs = planner.plan({oid: start}, planner.end_of_batch(start, 1 << 20)).blocks[oid]
+    assert divide(refs, 2, 1) == [refs]
     planner.close()

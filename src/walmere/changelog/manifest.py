@@ -22,7 +22,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -301,15 +301,12 @@ def _segment_json(segment: Segment) -> dict[str, Any]:
         "file": segment.file,
         "length": segment.length,
         "streamed": segment.streamed,
-        "blocks": [
-            [b.relation, b.version, b.rows, b.first_sequence, b.last_sequence, b.offset, b.length, b.checksum]
-            for b in segment.blocks
-        ],
+        "blocks": [list(astuple(block)) for block in segment.blocks],
     }
 
 
 def _segment(body: dict[str, Any]) -> Segment:
-    blocks = tuple(Block(*numbers) for numbers in body["blocks"])
+    blocks = tuple(Block(*fields) for fields in body["blocks"])
     return Segment(body["file"], body["length"], body["streamed"], blocks)
 
 

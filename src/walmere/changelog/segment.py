@@ -43,6 +43,7 @@ SCHEMA: Final = pa.schema(
 
 SUFFIX: Final = ".arrow"
 TEMPORARY: Final = ".tmp"
+_INSERT: Final = ord("I")
 _MAGIC: Final = len(b"ARROW1\0\0")
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
@@ -59,6 +60,7 @@ class Block:
     offset: int  # of the batch in the file
     length: int
     checksum: int  # CRC-32 of those bytes
+    inserts: bool  # and nothing else: such blocks can be applied side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class SegmentWriter:
                     offset,
                     self.sink.position - offset,
                     self.sink.checksum,
+                    bool((chunk.scan.kind[chunk.rows][rows] == _INSERT).all()),
                 )
             )
 

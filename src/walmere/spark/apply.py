@@ -1,7 +1,8 @@
 """The apply worker: a Structured Streaming query over the change log.
 
 Its source hands out references, one partition for each table that has something to do; what a task gets is one row
-with a pickled `ApplyJob`. The task opens the log itself, decodes, folds, and commits to its table. What comes back is a
+with a pickled `ApplyJob`. The task opens the log itself, decodes, folds, and commits to its table. (A table with many
+inserts in a batch has several tasks. They only stage their files, and one commit takes them all.) What comes back is a
 row that says what was done. So Spark schedules, spreads, retries and checkpoints, and no row of a table passes through
 the JVM.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +28,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.relation import RelationVersion
-from walmere.sinks.base import Sink, TableName
+from walmere.sinks.base import Sink, StagedFile, TableName
 from walmere.spark import changes
 from walmere.spark.fold import fold
 from walmere.subscription import state
 from walmere.subscription.ledger import Entry, Ledger
 from walmere.subscription.origin import Origins
-from walmere.subscription.plan import BlockRef, Planner
+from walmere.subscription.plan import BlockRef, Planner, divide
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.tables import Tables
 from walmere.types import PgType
@@ -40,6 +42,8 @@ from walmere.types import PgType
 SOURCE: Final = "walmere_apply"
 MAX_BYTES: Final = 64 << 20
 """Of the log, in one batch."""
+LEAST_BYTES: Final = 8 << 20
+"""Of the log, for each task of several that write one table's inserts."""
 VACUUM: Final = 600.0
 """Seconds after which a table that is written to is vacuumed again."""
 
@@ -57,6 +61,7 @@ class ApplyJob:
     sink: Sink
     end_lsn: Lsn
     vacuum: bool
+    alone: bool  # else it has a part of the table's inserts, to stage: one place commits all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,16 @@ class Applied:
     changes: int = 0
     rejects: int = 0
     seconds: float = 0.0  # that its task took
+    staged: Staged | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a task has written that is still to be committed."""
+
+    name: TableName
+    files: list[StagedFile]
+    rejects: list[StagedFile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +96,42 @@ class Batch:
 def apply_table(job: ApplyJob) -> Applied:
     """Bring one table to the end of the batch. Runs in a Spark task; doing it twice, or twice at once, does it once."""
     began = time.monotonic()
-    done = job.sink.applied(job.name)
+    sink, name = job.sink, job.name
+    done = sink.applied(name)
     if done is not None and done >= job.end_lsn:
         return Applied(job.oid)
     decoded = changes.decode(job.directory, job.refs, job.versions, job.types)
     if decoded is None:
         return Applied(job.oid)
+    rejects: list[StagedFile] = []
     if decoded.rejects.num_rows:
-        rejects = Rejects.table(job.name)
-        job.sink.create(rejects, Rejects.SCHEMA)
-        job.sink.commit(rejects, job.sink.stage(rejects, [decoded.rejects]), job.end_lsn)
-    version = job.sink.apply(job.name, fold(decoded.changes, decoded.identity), job.end_lsn, decoded.identity)
-    job.sink.tidy(job.name, version, job.vacuum)
-    return Applied(job.oid, len(decoded.changes), decoded.rejects.num_rows, time.monotonic() - began)
+        sink.create(Rejects.table(name), Rejects.SCHEMA)
+        rejects = sink.stage(Rejects.table(name), [decoded.rejects])
+    net = fold(decoded.changes, decoded.identity)
+    staged = None
+    if job.alone:
+        _commit_rejects(sink, name, rejects, job.end_lsn)
+        sink.tidy(name, sink.apply(name, net, job.end_lsn, decoded.identity), job.vacuum)
+    else:
+        staged = Staged(name, sink.stage(name, net.appends.to_batches()), rejects)
+    return Applied(job.oid, len(decoded.changes), decoded.rejects.num_rows, time.monotonic() - began, staged)
+
+
+def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> None:
+    if rejects:
+        sink.commit(Rejects.table(name), rejects, lsn)
+
+
+def commit_staged(sink: Sink, results: Sequence[Applied], end_lsn: Lsn) -> None:
+    """Commit what the tasks have staged of each table, once."""
+    staged: dict[TableName, list[Staged]] = {}
+    for result in results:
+        if result.staged is not None:
+            staged.setdefault(result.staged.name, []).append(result.staged)
+    for name, parts in staged.items():
+        _commit_rejects(sink, name, [file for part in parts for file in part.rejects], end_lsn)
+        version = sink.commit(name, [file for part in parts for file in part.files], end_lsn)
+        sink.tidy(name, version)
 
 
 class _Partition(InputPartition):
@@ -103,9 +141,10 @@ class _Partition(InputPartition):
 class _References(DataSourceStreamReader):
     """Runs beside the driver, in a Python process of Spark's; what it must know is in the subscription's directory."""
 
-    def __init__(self, directory: Path, sink: Sink) -> None:
+    def __init__(self, directory: Path, sink: Sink, parallelism: int) -> None:
         self._directory = directory
         self._sink = sink
+        self._parallelism = parallelism
         self._end: Lsn | None = None
         self._known: Planner | None = None
         self._vacuumed: dict[int, float] = {}
@@ -141,10 +180,11 @@ class _References(DataSourceStreamReader):
             versions = {number: made.definitions[oid, number] for number in used if (oid, number) in made.definitions}
             relation = next(iter(versions.values())).relation
             name = TableName(relation.namespace, relation.name)
-            job = ApplyJob(
-                self._log, oid, name, refs, versions, tables.types, self._sink, end_lsn, self._time_to_vacuum(oid)
-            )
-            parts.append(_Partition(pickle.dumps(job)))
+            divided = divide(refs, self._parallelism, LEAST_BYTES)
+            vacuum, alone = self._time_to_vacuum(oid), len(divided) == 1
+            for some in divided:
+                job = ApplyJob(self._log, oid, name, some, versions, tables.types, self._sink, end_lsn, vacuum, alone)
+                parts.append(_Partition(pickle.dumps(job)))
         return parts
 
     def _time_to_vacuum(self, oid: int) -> bool:
@@ -169,7 +209,8 @@ class ReferenceSource(DataSource):
         return "reference binary"
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return _References(Path(self.options["directory"]), pickle.loads(bytes.fromhex(self.options["sink"])))  # noqa: S301
+        sink: Sink = pickle.loads(bytes.fromhex(self.options["sink"]))  # noqa: S301
+        return _References(Path(self.options["directory"]), sink, int(self.options["parallelism"]))
 
 
 def _apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -202,6 +243,7 @@ class Apply:
             self._spark.readStream.format(SOURCE)
             .option("directory", str(self._directory))
             .option("sink", pickle.dumps(self._sink).hex())
+            .option("parallelism", self._spark.sparkContext.defaultParallelism)
             .load()
         )
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
@@ -218,8 +260,11 @@ class Apply:
         results: list[Applied | Batch] = [pickle.loads(row.result) for row in rows]  # noqa: S301
         [batch] = [result for result in results if isinstance(result, Batch)]
         applied = [result for result in results if isinstance(result, Applied)]
-        rejects = {result.oid: result.rejects for result in applied}
-        moved = [state.applied(self._tables[oid], batch.end_lsn, rejects.get(oid, 0)) for oid in batch.tables]
+        commit_staged(self._sink, applied, batch.end_lsn)
+        rejects: Counter[int] = Counter()
+        for result in applied:
+            rejects[result.oid] += result.rejects
+        moved = [state.applied(self._tables[oid], batch.end_lsn, rejects[oid]) for oid in batch.tables]
         self._tables.put(*moved)
         if all(each.applied_lsn <= batch.end_lsn for each in moved):  # a copy in front has more than the others
             versions = {each.name: self._sink.version(TableName(*each.name.split(".", 1))) for each in moved}

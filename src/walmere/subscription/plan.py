@@ -8,6 +8,10 @@ How long a batch is: as long as the log is new, whatever there is, so that table
 source, freshness is lost anyway and what counts is the work per change; a batch that replaces single rows rewrites the
 files they lie in, and ten times as many changes often rewrite the same files. So then a batch waits until it is worth
 its while: until the log has grown by enough bytes, or for some seconds, or until the log has stopped growing.
+
+A large batch of one table that has inserts only is divided, so that several tasks decode and write it: no row of it has
+anything to do with another. Where there are updates or deletes, the fold has to see all changes of a key in order, and
+what takes time is then the files that are written anew, which the sink does side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
-from walmere.changelog.segment import Segment, read_block
+from walmere.changelog.segment import Block, Segment, read_block
 from walmere.errors import ChangeLogError
 from walmere.lsn import Lsn
 from walmere.pgoutput.relation import RelationVersion
@@ -48,9 +52,8 @@ class BlockRef:
     aborted: frozenset[int]
 
     @property
-    def length(self) -> int:
-        """Its bytes on disk."""
-        return self.segment.blocks[0].length
+    def block(self) -> Block:
+        return self.segment.blocks[0]
 
 
 @dataclass(slots=True)
@@ -184,6 +187,20 @@ def _references(record: Transactions | Transaction, positions: Mapping[int, Lsn]
                     ),
                     block.relation,
                 )
+
+
+def divide(refs: list[BlockRef], parts: int, least: int) -> list[list[BlockRef]]:
+    """The same references in up to so many parts of at least so many bytes; in one, if not all are inserts."""
+    total = sum(ref.block.length for ref in refs)
+    parts = min(parts, total // least)
+    if parts < 2 or not all(ref.block.inserts for ref in refs):
+        return [refs]
+    divided: list[list[BlockRef]] = [[] for _ in range(parts)]
+    before = 0
+    for ref in refs:
+        divided[before * parts // total].append(ref)
+        before += ref.block.length
+    return [part for part in divided if part]
 
 
 def messages(directory: Path, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
