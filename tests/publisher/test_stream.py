@@ -264,7 +264,7 @@ def test_published_tables_come_with_their_columns(database: Database) -> None:
     )
     with closing(connect(source_of(database), "test")) as connection:
         tables = published_tables(connection, ("pub", "also"))
-    assert [(str(table), table.columns) for table in tables] == [
-        ("My Schema.T 1", ("id", "Größe")),
-        ("public.whole", ("id", "v")),
+    assert [(table.schema, table.name, table.columns) for table in tables] == [
+        ("My Schema", "T 1", ("id", "Größe")),
+        ("public", "whole", ("id", "v")),
     ]

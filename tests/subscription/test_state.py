@@ -11,6 +11,7 @@ import pytest
 
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.sinks.base import TableName
 from walmere.subscription import state as s
 from walmere.subscription.state import Phase, TableState
 
@@ -30,7 +31,7 @@ EVENTS: dict[str, tuple[Callable[[TableState], TableState], dict[Phase, Phase]]]
 
 
 def table(phase: Phase, applied: int = 0) -> TableState:
-    return TableState("public.t", 16384, phase, Lsn(applied), Lsn(applied))
+    return TableState(TableName("public", "t"), 16384, phase, Lsn(applied), Lsn(applied))
 
 
 @pytest.mark.parametrize(("event", "phase"), list(itertools.product(EVENTS, ALL)))
@@ -44,7 +45,7 @@ def test_each_event_leads_where_it_should_or_is_refused(event: str, phase: Phase
 
 
 def test_a_table_goes_through_all_phases_with_its_positions() -> None:
-    t = s.copy_started(TableState("public.t", 1), Lsn(100))
+    t = s.copy_started(TableState(TableName("public", "t"), 1), Lsn(100))
     assert (t.snapshot_lsn, t.applied_lsn, t.phase.copied) == (Lsn(100), INVALID_LSN, False)
     t = s.copy_committed(t, rows=3, rejects=1)
     assert (t.applied_lsn, t.rows_copied, t.rejects, t.phase.copied) == (Lsn(100), 3, 1, True)
@@ -80,7 +81,10 @@ def test_the_hand_over(phase: Phase, applied: int, commit: int, expected: bool) 
 
 
 def test_the_log_is_needed_from_the_oldest_position_and_since_the_snapshot_of_a_copy() -> None:
-    ready, copying = table(Phase.READY, applied=900), TableState("c", 2, Phase.DATA_SYNC, snapshot_lsn=Lsn(700))
+    ready, copying = (
+        table(Phase.READY, applied=900),
+        TableState(TableName("public", "c"), 2, Phase.DATA_SYNC, snapshot_lsn=Lsn(700)),
+    )
     assert s.needed_from([], Lsn(900)) == 900
     assert s.needed_from([ready, table(Phase.INIT)], Lsn(900)) == 900
     assert s.needed_from([ready, copying], Lsn(900)) == 700
@@ -90,7 +94,7 @@ def test_the_log_is_needed_from_the_oldest_position_and_since_the_snapshot_of_a_
 
 @pytest.mark.parametrize("phase", ALL)
 def test_a_state_survives_json(phase: Phase) -> None:
-    for t in (table(phase), TableState('odd "name".😀', 1, phase, Lsn(1), Lsn(2), 3, 4, "broken")):
+    for t in (table(phase), TableState(TableName("a.b", 'odd "name".😀'), 1, phase, Lsn(1), Lsn(2), 3, 4, "broken")):
         assert s.from_json(json.loads(json.dumps(s.to_json(t)))) == t
 
 

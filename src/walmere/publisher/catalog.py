@@ -18,12 +18,10 @@ from walmere.types.pgtype import PgType, TypType
 class PublishedTable:
     """A table as the publication publishes it: a partition root may stand for its partitions."""
 
+    oid: int
     schema: str
     name: str
     columns: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
 
 
 def require_publications(connection: Connection, names: tuple[str, ...]) -> None:
@@ -44,23 +42,13 @@ def published_tables(connection: Connection, names: tuple[str, ...]) -> list[Pub
     # PostgreSQL 14 has no column lists, and no column for them
     columns = "t.attnames" if connection.info.server_version >= 150_000 else "NULL::name[]"
     rows = connection.execute(
-        f"SELECT DISTINCT t.schemaname, t.tablename, {columns}"  # noqa: S608
-        " FROM pg_catalog.pg_publication_tables t WHERE t.pubname = ANY(%s) ORDER BY 1, 2",
-        [list(names)],
-    )
-    return [PublishedTable(schema, name, tuple(attnames or ())) for schema, name, attnames in rows]
-
-
-def published_oids(connection: Connection, names: tuple[str, ...]) -> dict[int, str]:
-    """The published tables by OID, with their names."""
-    rows = connection.execute(
-        "SELECT DISTINCT c.oid, t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t"
+        f"SELECT DISTINCT c.oid, t.schemaname, t.tablename, {columns} FROM pg_catalog.pg_publication_tables t"  # noqa: S608
         " JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname"
         " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename"
         " WHERE t.pubname = ANY(%s) ORDER BY 2, 3",
         [list(names)],
     )
-    return {oid: f"{schema}.{name}" for oid, schema, name in rows}
+    return [PublishedTable(oid, schema, name, tuple(attnames or ())) for oid, schema, name, attnames in rows]
 
 
 def types_of(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:

@@ -147,7 +147,7 @@ class Sink(Protocol):
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
         """Bring the table to this LSN. A batch that comes to nothing commits nothing, and its LSN is not stored."""
 
-    def tidy(self, table: TableName, version: int, vacuum: bool = False) -> None:
+    def tidy(self, table: TableName, version: int, vacuum: bool = False) -> int:
         """After a batch has made this version, see whether it is time to tidy up. The rows stay as they are.
 
         `vacuum`: some minutes have passed; what was replaced long ago and takes space may go.

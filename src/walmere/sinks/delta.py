@@ -172,12 +172,13 @@ class DeltaSink:
 
         return self._commit(table, lsn, appended)
 
-    def tidy(self, table: TableName, version: int, vacuum: bool = False) -> None:
+    def tidy(self, table: TableName, version: int, vacuum: bool = False) -> int:
         """After a batch has made this version, see whether it is time to tidy up. The rows stay as they are."""
         if version % COMPACT_EVERY == 0:
-            self.compact(table)
+            version = self.compact(table) or version
         if vacuum:
             self.vacuum(table)
+        return version
 
     def vacuum(self, table: TableName, keep_hours: int = KEEP_HOURS) -> None:
         """Delete files that have been out of use for so long."""

@@ -36,6 +36,7 @@ from walmere.subscription.ledger import Entry, Ledger
 from walmere.subscription.origin import Origins
 from walmere.subscription.plan import BlockRef, Planner, divide
 from walmere.subscription.rejects import Rejects
+from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
 from walmere.types import PgType
 
@@ -72,6 +73,7 @@ class Applied:
     changes: int = 0
     rejects: int = 0
     seconds: float = 0.0  # that its task took
+    version: int | None = None  # of the table, if the task made one
     staged: Staged | None = None
 
 
@@ -108,13 +110,14 @@ def apply_table(job: ApplyJob) -> Applied:
         sink.create(Rejects.table(name), Rejects.SCHEMA)
         rejects = sink.stage(Rejects.table(name), [decoded.rejects])
     net = fold(decoded.changes, decoded.identity)
-    staged = None
+    version = staged = None
     if job.alone:
         _commit_rejects(sink, name, rejects, job.end_lsn)
-        sink.tidy(name, sink.apply(name, net, job.end_lsn, decoded.identity), job.vacuum)
+        version = sink.tidy(name, sink.apply(name, net, job.end_lsn, decoded.identity), job.vacuum)
     else:
         staged = Staged(name, sink.stage(name, net.appends.to_batches()), rejects)
-    return Applied(job.oid, len(decoded.changes), decoded.rejects.num_rows, time.monotonic() - began, staged)
+    seconds = time.monotonic() - began
+    return Applied(job.oid, len(decoded.changes), decoded.rejects.num_rows, seconds, version, staged)
 
 
 def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> None:
@@ -232,6 +235,7 @@ class Apply:
         self._ledger = Ledger(directory)
         self._origins = Origins(directory)
         last = self._ledger.last()
+        self._versions: dict[str, int] = dict(last.versions) if last is not None else {}
         self.applied: Lsn = last.lsn if last is not None else INVALID_LSN
         self.on_batch: Callable[[list[Applied]], None] = lambda _: None
 
@@ -255,6 +259,16 @@ class Apply:
         if needed or self._origins.applied() is None:
             self._origins.advance("target", needed)
 
+    def _take_versions(self, tables: Iterable[TableState], applied: Iterable[Applied]) -> None:
+        """Where each table stands now; only those are looked at that may have moved and did not say where to."""
+        made = {result.oid: result.version for result in applied}
+        for each in tables:
+            version = made.get(each.oid)
+            if version is not None:
+                self._versions[each.name] = version
+            elif each.oid in made or each.phase is Phase.FINISHED_COPY or each.name not in self._versions:
+                self._versions[each.name] = self._sink.version(each.table)
+
     def _batch(self, references: DataFrame, _: int) -> None:
         rows = references.mapInArrow(_apply, "result binary").collect()
         results: list[Applied | Batch] = [pickle.loads(row.result) for row in rows]  # noqa: S301
@@ -264,10 +278,12 @@ class Apply:
         rejects: Counter[int] = Counter()
         for result in applied:
             rejects[result.oid] += result.rejects
-        moved = [state.applied(self._tables[oid], batch.end_lsn, rejects[oid]) for oid in batch.tables]
+        before = [self._tables[oid] for oid in batch.tables]
+        moved = [state.applied(each, batch.end_lsn, rejects[each.oid]) for each in before]
         self._tables.put(*moved)
+        self._take_versions(before, applied)
         if all(each.applied_lsn <= batch.end_lsn for each in moved):  # a copy in front has more than the others
-            versions = {each.name: self._sink.version(TableName(*each.name.split(".", 1))) for each in moved}
+            versions = {each.name: self._versions[each.name] for each in moved}
             self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions))
         self._keep_log(batch.end_lsn)
         self.applied = batch.end_lsn

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.sinks.base import TableName
 
 
 class Phase(StrEnum):
@@ -53,7 +54,7 @@ class Phase(StrEnum):
 class TableState:
     """One published table. Every transition gives a new one."""
 
-    name: str  # schema.table, for people
+    table: TableName
     oid: int
     phase: Phase = Phase.INIT
     snapshot_lsn: Lsn = INVALID_LSN
@@ -61,6 +62,11 @@ class TableState:
     rows_copied: int = 0
     rejects: int = 0
     error: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return str(self.table)
 
     @property
     def position(self) -> Lsn | None:
@@ -127,9 +133,10 @@ def should_apply(position: Lsn | None, commit_lsn: Any) -> Any:
 
 
 def to_json(state: TableState) -> dict[str, Any]:
-    """As it is stored, and as `walmere status` shows it."""
+    """As it is stored."""
     return {
-        "name": state.name,
+        "schema": state.table.namespace,
+        "table": state.table.name,
         "oid": state.oid,
         "phase": state.phase.value,
         "rows_copied": state.rows_copied,
@@ -145,7 +152,8 @@ def from_json(content: Mapping[str, Any]) -> TableState:
     lsns = {key: Lsn.parse(content[key]) if content[key] else INVALID_LSN for key in ("snapshot_lsn", "applied_lsn")}
     phase = Phase(content["phase"])
     numbers = {key: content[key] for key in ("rows_copied", "rejects")}
-    return TableState(content["name"], content["oid"], phase, **lsns, **numbers, error=content["error"])
+    table = TableName(content["schema"], content["table"])
+    return TableState(table, content["oid"], phase, **lsns, **numbers, error=content["error"])
 
 
 def _require(state: TableState, *phases: Phase) -> None:

@@ -12,7 +12,9 @@ from walmere.config import Config
 from walmere.errors import SourceError
 from walmere.lsn import Lsn
 from walmere.publisher import catalog, slot
+from walmere.publisher.catalog import PublishedTable
 from walmere.publisher.connect import connect, speaking
+from walmere.sinks.base import TableName
 from walmere.subscription.origin import Origins
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
@@ -49,9 +51,9 @@ def _source(config: Config) -> dict[str, Any]:
     try:
         with connect(config.source, "walmere status") as connection, speaking(config.source, "reading the source"):
             found["wal"] = catalog.wal_position(connection)
-            published = catalog.published_oids(connection, config.source.publications)
             known = Tables(config.subscription.directory)
-            found["tables"] = [_table(known, oid, name) for oid, name in published.items()]
+            published = catalog.published_tables(connection, config.source.publications)
+            found["tables"] = [_table(known, table) for table in published]
             if (its := slot.read(connection, config.source.slot)) is not None:
                 found["slot"] = {
                     "name": its.name,
@@ -65,10 +67,11 @@ def _source(config: Config) -> dict[str, Any]:
     return found
 
 
-def _table(known: Tables, oid: int, name: str) -> dict[str, Any]:
-    content = to_json(known[oid] if oid in known else TableState(name, oid))
-    del content["oid"]
-    return content
+def _table(known: Tables, table: PublishedTable) -> dict[str, Any]:
+    state = known[table.oid] if table.oid in known else TableState(TableName(table.schema, table.name), table.oid)
+    stored = to_json(state)
+    keys = ("phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error")
+    return {"name": state.name, **{key: stored[key] for key in keys}}
 
 
 def _log(config: Config) -> Summary | None:

@@ -124,11 +124,11 @@ class TableSync:
             speaking(self._source, "reading catalogs"),
         ):
             catalog.require_publications(connection, self._source.publications)
-            published = catalog.published_oids(connection, self._source.publications)
-        new = [TableState(name, oid) for oid, name in published.items() if oid not in self._tables]
+            published = catalog.published_tables(connection, self._source.publications)
+        new = [TableState(TableName(t.schema, t.name), t.oid) for t in published if t.oid not in self._tables]
         if new:
             self._tables.put(*new)
-        return [each for each in self._tables if each.oid in published and not each.phase.copied]
+        return [state for t in published if not (state := self._tables[t.oid]).phase.copied]
 
     def copy(self, oid: int) -> TableState:
         """Copy one table. Returns its state: finished copy, or init with the error that was met."""
