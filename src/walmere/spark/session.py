@@ -28,6 +28,7 @@ _DEFAULTS: Final = {
     "spark.driver.memory": "1g",
     # workers keep their imports and their open Delta tables from batch to batch
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "walmere.spark.daemon",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
 }
 

@@ -1,0 +1,37 @@
+"""The process that Spark's Python workers are forked from, in place of `pyspark.daemon`, with two things done before.
+
+Spark puts its own archives first on the path of its workers, and has every task look through the path anew
+(`importlib.invalidate_caches`): each time, each worker reads the directories of these archives again, several times over,
+which is more than all the work of a small batch. Where PySpark is installed beside us they are not needed, and go.
+
+And what a task needs is imported once, here, instead of in every worker.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def without_archives(path: list[str]) -> list[str]:
+    """The path without zip files and jars, if PySpark can still be found on it."""
+    lean = [place for place in path if not place.endswith((".zip", ".jar"))]
+    return lean if any(Path(place, "pyspark", "daemon.py").exists() for place in lean) else path
+
+
+def main() -> None:
+    """Be Spark's daemon."""
+    sys.path[:] = without_archives(sys.path)
+    for place in set(sys.path_importer_cache) - set(sys.path):
+        del sys.path_importer_cache[place]
+
+    from pyspark.daemon import manager
+
+    import walmere.spark.apply
+    import walmere.subscription.tablesync  # noqa: F401
+
+    manager()
+
+
+if __name__ == "__main__":
+    main()
