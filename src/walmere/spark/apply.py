@@ -26,11 +26,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
+from walmere.errors import WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.relation import RelationVersion
 from walmere.sinks.base import Sink, StagedFile, TableName
 from walmere.spark import changes
 from walmere.spark.fold import fold
+from walmere.spark.tasks import failure
 from walmere.subscription import state
 from walmere.subscription.ledger import Entry, Ledger
 from walmere.subscription.origin import Origins
@@ -237,6 +239,7 @@ class Apply:
         last = self._ledger.last()
         self._versions: dict[str, int] = dict(last.versions) if last is not None else {}
         self.applied: Lsn = last.lsn if last is not None else INVALID_LSN
+        self.error: WalmereError | None = None
         self.on_batch: Callable[[list[Applied]], None] = lambda _: None
 
     def start(self) -> StreamingQuery:
@@ -270,7 +273,12 @@ class Apply:
                 self._versions[each.name] = self._sink.version(each.table)
 
     def _batch(self, references: DataFrame, _: int) -> None:
-        rows = references.mapInArrow(_apply, "result binary").collect()
+        try:
+            rows = references.mapInArrow(_apply, "result binary").collect()
+        except Exception as error:
+            # short: Spark looks through the text with a regular expression that overflows on a long one
+            self.error = failure(error)
+            raise self.error from None
         results: list[Applied | Batch] = [pickle.loads(row.result) for row in rows]  # noqa: S301
         [batch] = [result for result in results if isinstance(result, Batch)]
         applied = [result for result in results if isinstance(result, Applied)]

@@ -1,14 +1,16 @@
 """The process that Spark's Python workers are forked from, in place of `pyspark.daemon`, with two things done before.
 
 Spark puts its own archives first on the path of its workers, and has every task look through the path anew
-(`importlib.invalidate_caches`): each time, each worker reads the directories of these archives again, several times over,
-which is more than all the work of a small batch. Where PySpark is installed beside us they are not needed, and go.
+(`importlib.invalidate_caches`): each time, each worker reads the directories of these archives again, several times
+over, which is more than all the work of a small batch. Where PySpark is installed beside us they are not needed, and
+go.
 
 And what a task needs is imported once, here, instead of in every worker.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -25,12 +27,9 @@ def main() -> None:
     for place in set(sys.path_importer_cache) - set(sys.path):
         del sys.path_importer_cache[place]
 
-    from pyspark.daemon import manager
-
-    import walmere.spark.apply
-    import walmere.subscription.tablesync  # noqa: F401
-
-    manager()
+    for module in ("walmere.spark.apply", "walmere.subscription.tablesync"):
+        importlib.import_module(module)
+    importlib.import_module("pyspark.daemon").manager()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from walmere import errors
 from walmere.errors import WalmereError
 
 Item = TypeVar("Item")
@@ -37,10 +38,13 @@ class SparkTasks:
 
 
 def failure(error: Exception) -> WalmereError:
-    """What went wrong in a task, without the stack traces of two languages around it."""
+    """What went wrong in a task: the error that it raised, without the stack traces of two languages around it."""
     said = [line.strip() for line in str(error).splitlines()]
-    python = [
-        line for line in said if re.match(r"[\w.]+(Error|Exception|Mismatch|Unavailable|Refused|Conflict): ", line)
-    ]
+    for number, line in reversed(list(enumerate(said))):
+        if found := re.match(r"(?:walmere\.)?errors\.(\w+): (.*?): (.*)", line):
+            kind = getattr(errors, found[1], WalmereError)
+            hint = said[number + 1] if number + 1 < len(said) else ""
+            return kind(found[2], found[3], hint.removeprefix("hint: ") if hint.startswith("hint: ") else "")
+    python = [line for line in said if re.match(r"[\w.]+(Error|Exception): ", line)]
     own = [line for line in python if "spark" not in line and "py4j" not in line]
     return WalmereError("running a task on Spark", (own or python or said or [repr(error)])[-1])

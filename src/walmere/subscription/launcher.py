@@ -47,6 +47,7 @@ class ApplyWorker(Protocol):
     """What applies the log to the tables."""
 
     applied: Lsn
+    error: WalmereError | None
 
     def start(self) -> Any:
         """Start the query."""
@@ -145,7 +146,7 @@ class Launcher:
             try:
                 while not self._stopping.is_set() and not (copies.done() and self._applied(until)):
                     receiver.check()
-                    _check(query)
+                    self._check(query)
                     self.on_poll()
                     time.sleep(_POLL)
             finally:
@@ -157,9 +158,7 @@ class Launcher:
             return False
         return all(table.applied_lsn >= until for table in self._tables if table.phase.copied)
 
-
-def _check(query: Query) -> None:
-    error = query.exception()
-    if error is not None:
-        text = str(error)
-        raise WalmereError("applying changes", text.strip().splitlines()[-1] if text.strip() else repr(error))
+    def _check(self, query: Query) -> None:
+        """Raise what ended the query, if something did."""
+        if (ended := query.exception()) is not None:
+            raise self.apply.error or WalmereError("applying changes", str(ended).strip() or repr(ended))
