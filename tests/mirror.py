@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
+from psycopg.sql import SQL, Identifier
 
 from conftest import Database
+from processes import eventually
 from walmere import config as configuration
 from walmere.cli.run import launcher
 from walmere.config import Config
+from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.sinks.base import TableName
 from walmere.sinks.delta import DeltaSink
+from walmere.subscription.launcher import Launcher
+from walmere.subscription.state import Phase
 from walmere.subscription.tables import Tables
 
 
@@ -49,7 +58,37 @@ master = "local[2]"
     def run_once(self) -> None:
         """As `walmere run --once`, in this process, so that tests share one Spark."""
         until = Lsn.parse(self.database.value("SELECT pg_current_wal_insert_lsn()::text"))
-        launcher(self.config, self.file).run(until)
+        self.launcher().run(until)
+
+    def launcher(self) -> Launcher:
+        """As `walmere run` makes it."""
+        return launcher(self.config, self.file)
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[tuple[Launcher, threading.Thread]]:
+        """As `walmere run`, in a thread; it is told to end at the end of the block, which raises what it ended with."""
+        made = self.launcher()
+        failures: list[BaseException] = []
+
+        def follow() -> None:
+            try:
+                made.run()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        try:
+            yield made, thread
+        finally:
+            made.stop()
+            thread.join(60)
+        assert not thread.is_alive(), "it does not end"
+        if failures:
+            raise failures[0]
+
+    def phase(self, table: str, schema: str = "public") -> Phase | None:
+        return next((each.phase for each in self.tables() if each.name == f"{schema}.{table}"), None)
 
     def tables(self) -> Tables:
         return Tables(self.config.subscription.directory)
@@ -66,14 +105,27 @@ master = "local[2]"
     def assert_equal(self, *tables: str, schema: str = "public", columns: str = "*") -> None:
         """Compare each table with its source, every row and every value."""
         for table in tables:
-            query = f'SELECT {columns} FROM "{schema}"."{table}"'
-            source = Counter(tuple(map(_plain, row)) for row in self.database.rows(query))
+            query = SQL("SELECT {} FROM {}").format(SQL(columns), Identifier(schema, table))
+            source = Counter(tuple(map(_plain, row)) for row in self.database.rows(query.as_string()))
             target = self.rows(table, schema)
             assert target == source, f"{table}: missing {source - target}, extra {target - source}"
 
+    def becomes_equal(self, *tables: str, why: Callable[[], str] = lambda: "") -> None:
+        """Wait until the target has caught up. Looking takes its time, so it leaves some to those who do the work."""
+
+        def equal() -> bool:
+            with contextlib.suppress(AssertionError, SinkMismatch):
+                self.assert_equal(*tables)
+                return True
+            return False
+
+        eventually(equal, 90, why, every=0.25)
+
 
 def _plain(value: Any) -> Any:
-    """Lists and maps cannot be counted; decimals are equal whatever their scale."""
+    """Lists and maps cannot be counted; decimals are equal whatever their scale; NaN equals nothing, not even NaN."""
     if isinstance(value, list):
         return tuple(map(_plain, value))
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
     return value.normalize() if isinstance(value, Decimal) else value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,12 +19,14 @@ from walmere.lsn import Lsn
 from walmere.subscription.receiver import Receiver
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 30, why: Callable[[], str] = lambda: "") -> None:
+def eventually(
+    condition: Callable[[], Any], seconds: float = 30, why: Callable[[], str] = lambda: "", every: float = 0.02
+) -> None:
     """Wait for what others do in their own time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not come to pass: {why()}"
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def write_config(config: Config, path: Path, **source: str) -> Path:
@@ -48,14 +52,17 @@ def walmere(*arguments: str | Path, env: Mapping[str, str] | None = None) -> sub
 
 
 @contextlib.contextmanager
-def running(*arguments: str | Path, output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that goes on; what it says goes to a file."""
+def running(
+    *arguments: str | Path, output: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that goes on, with its children in a session of its own; what it says goes to a file."""
     with output.open("ab") as file:
-        process = subprocess.Popen(_command(arguments), stdout=file, stderr=file)
+        process = subprocess.Popen(_command(arguments), stdout=file, stderr=file, env=env, start_new_session=True)
     try:
         yield process
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

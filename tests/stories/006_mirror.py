@@ -122,7 +122,7 @@ def test_unchanged_toast_values_and_rejects(database18: Database, tmp_path: Path
     )
     mirror.run_once()
     mirror.assert_equal("t", columns="id, big, n, CASE WHEN isfinite(at) AND at > '0001-01-01' THEN at END")
-    rejects = mirror.delta("public.t", "_rejects").to_pyarrow_table().sort_by("lsn").to_pylist()
+    rejects = mirror.delta("t", "_rejects.public").to_pyarrow_table().sort_by("lsn").to_pylist()
     shown = [(row["key"], row["column"], row["value"]) for row in rejects]
     assert shown[0] == ('{"id": "5"}', "at", "infinity")
     assert ('{"id": "3"}', "at", "0044-03-15 BC") in shown

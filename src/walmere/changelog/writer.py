@@ -83,6 +83,18 @@ class Lock:
             os.close(self._descriptor)
         return same
 
+    @staticmethod
+    def holder(directory: Path) -> int | None:
+        """The process that has the right; None if nobody has."""
+        try:
+            with (directory / "lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return None
+        except BlockingIOError:
+            return int((directory / "lock").read_text().strip() or 0)
+        return None
+
     def release(self) -> None:
         """Give the right back."""
         os.close(self._descriptor)

@@ -9,7 +9,7 @@ goes with the connection, whatever happens to us.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,9 +37,14 @@ def slot_name(subscription: str, relation: int, system_identifier: str) -> str:
 
 
 @contextmanager
-def exported(source: Source, slot: str) -> Iterator[Snapshot]:
-    """A snapshot for others, as long as the context is open."""
+def exported(source: Source, slot: str, opened: Callable[[Connection], None] = lambda _: None) -> Iterator[Snapshot]:
+    """A snapshot for others, as long as the context is open.
+
+    `opened` gets the connection before the slot is made, to be able to cancel that: it waits for every transaction that
+    is running, however long that takes.
+    """
     connection = connect(source, slot, replication=True)
+    opened(connection)
     try:
         able = capabilities(connection)
         tail = "(SNAPSHOT 'export')" if able.slot_options else "EXPORT_SNAPSHOT"

@@ -57,7 +57,8 @@ class TableName(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f"{self.namespace}.{self.name}"
+        """For people, and yet no two tables have the same: where it could be mistaken, quoted as in SQL."""
+        return ".".join('"' + part.replace('"', '""') + '"' if "." in part or '"' in part else part for part in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,9 @@ class Sink(Protocol):
 
     def applied(self, table: TableName) -> Lsn | None:
         """The LSN that the table has come to; None if it has none yet, or there is no table."""
+
+    def count(self, table: TableName) -> int:
+        """How many rows the table has; 0 if there is none."""
 
     def version(self, table: TableName) -> int:
         """The newest version of the table."""

@@ -137,7 +137,7 @@ class DeltaSink:
                 )
             except DeltaError as error:
                 if self._find(table) is None:  # else another attempt was faster
-                    raise SinkError(doing, str(error)) from error
+                    raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
             self._directory(table).sync("_delta_log", "", "..", "../..")
         there = self._open(table)
         if there.schema().to_json() != wanted.to_json():
@@ -204,6 +204,11 @@ class DeltaSink:
         opened = self._find(table)
         lsn = None if opened is None else opened.transaction_version(self.app_id)
         return None if lsn is None else Lsn(lsn)
+
+    def count(self, table: TableName) -> int:
+        """How many rows the table has; 0 if there is none."""
+        opened = self._find(table)
+        return 0 if opened is None else int(opened.to_pyarrow_dataset().count_rows())
 
     def version(self, table: TableName) -> int:
         """The newest version of the table."""
@@ -299,7 +304,8 @@ class DeltaSink:
         except CommitFailedError:
             return None
         except DeltaError as error:
-            raise SinkError(f"committing to the Delta table {table}", str(error)) from error
+            hint = f"see that {self.path} can be written"
+            raise SinkError(f"committing to the Delta table {table}", str(error), hint) from error
         version = opened.version() + 1
         self._directory(table).sync(f"_delta_log/{version:020d}.json", "_delta_log")
         return version

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +72,7 @@ class Applied:
 
     oid: int
     changes: int = 0
-    rejects: int = 0
+    rejects: int | None = None  # that the table has by now; None: no more than before
     seconds: float = 0.0  # that its task took
     version: int | None = None  # of the table, if the task made one
     staged: Staged | None = None
@@ -103,8 +102,8 @@ def apply_table(job: ApplyJob) -> Applied:
     sink, name = job.sink, job.name
     done = sink.applied(name)
     if done is not None and done >= job.end_lsn:
-        return Applied(job.oid)
-    decoded = changes.decode(job.directory, job.refs, job.versions, job.types)
+        return Applied(job.oid, rejects=sink.count(Rejects.table(name)))
+    decoded = changes.decode(job.directory, job.refs, job.versions, job.types, done)
     if decoded is None:
         return Applied(job.oid)
     rejects: list[StagedFile] = []
@@ -112,31 +111,41 @@ def apply_table(job: ApplyJob) -> Applied:
         sink.create(Rejects.table(name), Rejects.SCHEMA)
         rejects = sink.stage(Rejects.table(name), [decoded.rejects])
     net = fold(decoded.changes, decoded.identity)
-    version = staged = None
+    version = staged = rejected = None
     if job.alone:
-        _commit_rejects(sink, name, rejects, job.end_lsn)
+        rejected = _commit_rejects(sink, name, rejects, job.end_lsn)
         version = sink.tidy(name, sink.apply(name, net, job.end_lsn, decoded.identity), job.vacuum)
     else:
         staged = Staged(name, sink.stage(name, net.appends.to_batches()), rejects)
     seconds = time.monotonic() - began
-    return Applied(job.oid, len(decoded.changes), decoded.rejects.num_rows, seconds, version, staged)
+    return Applied(job.oid, len(decoded.changes), rejected, seconds, version, staged)
 
 
-def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> None:
-    if rejects:
-        sink.commit(Rejects.table(name), rejects, lsn)
+def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> int | None:
+    """Returns how many there are by now; None if none were added."""
+    if not rejects:
+        return None
+    sink.commit(Rejects.table(name), rejects, lsn)
+    return sink.count(Rejects.table(name))
 
 
-def commit_staged(sink: Sink, results: Sequence[Applied], end_lsn: Lsn) -> None:
-    """Commit what the tasks have staged of each table, once."""
-    staged: dict[TableName, list[Staged]] = {}
+def commit_staged(sink: Sink, results: Sequence[Applied], end_lsn: Lsn) -> list[Applied]:
+    """Commit what several tasks have staged of a table, once. Returns one result per table."""
+    parts: dict[int, list[Applied]] = {}
     for result in results:
-        if result.staged is not None:
-            staged.setdefault(result.staged.name, []).append(result.staged)
-    for name, parts in staged.items():
-        _commit_rejects(sink, name, [file for part in parts for file in part.rejects], end_lsn)
-        version = sink.commit(name, [file for part in parts for file in part.files], end_lsn)
-        sink.tidy(name, version)
+        parts.setdefault(result.oid, []).append(result)
+    return [some[0] if len(some) == 1 else _commit_parts(sink, some, end_lsn) for some in parts.values()]
+
+
+def _commit_parts(sink: Sink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied:
+    staged = [part.staged for part in parts if part.staged is not None]
+    if not staged:
+        return parts[0]  # the table had the batch already
+    name = staged[0].name
+    rejects = _commit_rejects(sink, name, [file for part in staged for file in part.rejects], end_lsn)
+    version = sink.tidy(name, sink.commit(name, [file for part in staged for file in part.files], end_lsn))
+    seconds = max(part.seconds for part in parts)
+    return Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version)
 
 
 class _Partition(InputPartition):
@@ -281,13 +290,11 @@ class Apply:
             raise self.error from None
         results: list[Applied | Batch] = [pickle.loads(row.result) for row in rows]  # noqa: S301
         [batch] = [result for result in results if isinstance(result, Batch)]
-        applied = [result for result in results if isinstance(result, Applied)]
-        commit_staged(self._sink, applied, batch.end_lsn)
-        rejects: Counter[int] = Counter()
-        for result in applied:
-            rejects[result.oid] += result.rejects
+        tasks = [result for result in results if isinstance(result, Applied)]
+        applied = commit_staged(self._sink, tasks, batch.end_lsn)
+        rejects = {result.oid: result.rejects for result in applied}
         before = [self._tables[oid] for oid in batch.tables]
-        moved = [state.applied(each, batch.end_lsn, rejects[each.oid]) for each in before]
+        moved = [state.applied(each, batch.end_lsn, rejects.get(each.oid)) for each in before]
         self._tables.put(*moved)
         self._take_versions(before, applied)
         if all(each.applied_lsn <= batch.end_lsn for each in moved):  # a copy in front has more than the others

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from walmere.errors import WalmereError
+from walmere.lsn import Lsn
 from walmere.pgoutput.columns import Rows, decode_rows
 from walmere.pgoutput.messages import Relation, ReplicaIdentity
 from walmere.pgoutput.relation import RelationVersion
@@ -37,14 +38,18 @@ class Decoded:
 
 
 def decode(
-    directory: Path, refs: Sequence[BlockRef], versions: Mapping[int, RelationVersion], types: Mapping[int, PgType]
+    directory: Path,
+    refs: Sequence[BlockRef],
+    versions: Mapping[int, RelationVersion],
+    types: Mapping[int, PgType],
+    applied: Lsn | None = None,
 ) -> Decoded | None:
-    """Read and cast what the references point to; None if none of it counts."""
+    """Read and cast what the references point to and the table does not have; None if none of it counts."""
     pieces: list[Changes] = []
     truncated = False
     relation: Relation | None = None
     rejects = Rejects(())
-    for ref, batch in messages(directory, list(refs)):
+    for ref, batch in messages(directory, list(refs), applied):
         before, relation = relation, versions[ref.version].relation
         if before is not None and _shape(before) != _shape(relation):
             raise WalmereError(

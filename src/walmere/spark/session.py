@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from walmere.errors import NotConfigured
+from walmere.errors import ConfigError, NotConfigured
 
 _JAVA: Final = 17
 _ATTEMPTS: Final = 4  # of a task, as on a cluster
@@ -26,6 +29,8 @@ _DEFAULTS: Final = {
     "spark.sql.streaming.pollingDelay": "25ms",
     # a task holds a few segments of the log in Arrow, outside the JVM; the JVM itself only schedules
     "spark.driver.memory": "1g",
+    # and it runs for a minute as often as for a month: quick to start, with little memory and few threads
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     # workers keep their imports and their open Delta tables from batch to batch
     "spark.python.worker.reuse": "true",
     "spark.python.daemon.module": "walmere.spark.daemon",
@@ -33,8 +38,8 @@ _DEFAULTS: Final = {
 }
 
 
-def session(name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or find it running in this process."""
+def session(name: str, master: str, settings: Mapping[str, str], log: Path | None = None) -> SparkSession:
+    """Start Spark, or find it running in this process. What the JVM has to say goes to the log, if there is one."""
     require_java()
     # Python workers take python3 from PATH otherwise, not the environment that Walmere is installed in
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -44,9 +49,42 @@ def session(name: str, master: str, settings: Mapping[str, str]) -> SparkSession
     builder = SparkSession.builder.appName(f"walmere {name}").master(master)
     for key, value in {**_DEFAULTS, "spark.pyspark.python": sys.executable, **settings}.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with tempfile.TemporaryDirectory() as directory:
+        path = log or Path(directory, "spark.log")
+        made = not path.parent.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _stderr_to(path):
+                spark = builder.getOrCreate()
+        except Exception as error:
+            wrong = _reason(path.read_text(errors="replace"), error)
+            path.unlink()
+            if made:
+                path.parent.rmdir()
+            raise ConfigError("starting Spark", wrong, "correct [spark]") from None
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """A child that is started meanwhile has this file as its stderr for good."""
+    kept = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _reason(said: str, error: Exception) -> str:
+    """What the JVM complained of, or else what PySpark made of it; without the class names in front."""
+    lines = [line.strip() for text in (said, str(error)) for line in text.splitlines()]
+    complaints = [line for line in lines if re.search(r"Exception: |Error: |^Invalid ", line)]
+    wrong = (complaints or [line for line in lines if line] or [repr(error)])[0]
+    return re.sub(r"^.*?(Exception|Error): ", "", wrong)
 
 
 def require_java() -> None:
@@ -54,7 +92,7 @@ def require_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     version = 0
-    if java:
+    if java and Path(java).exists():
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
         if found := re.search(r'version "(\d+)', said):
             version = int(found[1])

@@ -36,6 +36,10 @@ class SparkTasks:
         except Py4JJavaError as error:
             raise failure(error) from None
 
+    def cancel(self) -> None:
+        """End what is running; its callers get an error."""
+        self._context.cancelAllJobs()
+
 
 def failure(error: Exception) -> WalmereError:
     """What went wrong in a task: the error that it raised, without the stack traces of two languages around it."""

@@ -1,12 +1,14 @@
 """The launcher: starts the receiver, the copies and the apply query, looks after them, and ends them together.
 
 The receiver is a process of its own, so that it shares neither interpreter lock nor fate with Spark's driver: if we are
-killed, it goes on receiving until it is stopped or its connection ends, and the next launcher finds the log longer.
+killed, it goes on receiving, and the source's WAL does not pile up. The next launcher ends it and finds the log longer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from walmere.changelog import manifest
+from walmere.changelog.writer import Lock
 from walmere.config import Config
 from walmere.errors import SourceError, WalmereError
 from walmere.lsn import Lsn
@@ -54,15 +57,39 @@ class ApplyWorker(Protocol):
 
 
 class ReceiverProcess:
-    """`walmere receive` as a child."""
+    """`walmere receive` as a child.
 
-    def __init__(self, config_file: Path, directory: Path, until: Lsn | None) -> None:
-        self._log = directory / "receiver.log"
-        directory.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
-        command += ["--until", str(until)] if until is not None else []
+    If another process is writing the log already, that is as good: it is left alone, and ours waits for its turn. But
+    one that an earlier launcher has left behind is ended, since nobody else would.
+    """
+
+    def __init__(self, config_file: Path, config: Config, until: Lsn | None) -> None:
+        self._changelog = config.changelog
+        self._log = config.subscription.directory / "receiver.log"
+        self._pids = config.subscription.directory / "receiver.pids"
+        self._command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
+        self._command += ["--until", str(until)] if until is not None else []
+        self._ended_at: float | None = None
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._end_orphan()
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._pids.write_text(f"{process.pid} {os.getpid()}")
+        return process
+
+    def _end_orphan(self) -> None:
+        holder = Lock.holder(self._changelog)
+        if holder is None or not self._pids.exists():
+            return
+        receiver, launcher = map(int, self._pids.read_text().split())
+        if receiver == holder and not _is_alive(launcher):  # who has the lock cannot be another with its number
+            os.kill(receiver, signal.SIGTERM)
+            deadline = time.monotonic() + _PATIENCE
+            while Lock.holder(self._changelog) == receiver and time.monotonic() < deadline:
+                time.sleep(_POLL)
 
     def __enter__(self) -> ReceiverProcess:
         return self
@@ -78,11 +105,28 @@ class ReceiverProcess:
 
     def check(self) -> None:
         """Raise what ended it, if it did not end well."""
-        if self._process.poll() not in (None, 0):
+        if self._process.poll() in (None, 0):
+            return
+        now = time.monotonic()
+        if self._ended_at is None and Lock.holder(self._changelog) is None:
             said = self._log.read_text(errors="replace")
             _, found, last = said.rpartition("walmere: ")
             wrong, _, hint = (last if found else said[-2000:]).strip().partition("\n  hint: ")
             raise SourceError("receiving", wrong, hint)
+        self._ended_at = self._ended_at or now
+        if now - self._ended_at > RETRY:
+            self._ended_at = None
+            self._process = self._start()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 class Copies:
@@ -107,10 +151,10 @@ class Copies:
             self._running.append(self._submit(due[1]))
         return not self._running and not self._again
 
-    def cancel(self) -> None:
-        """Begin no more of them."""
-        for copy in self._running:
-            copy.cancel()
+    def cancel(self) -> bool:
+        """Begin no more of them. Returns whether some are under way."""
+        under_way = [copy for copy in self._running if not copy.cancel() and not copy.done()]
+        return bool(under_way)
 
     def _submit(self, oid: int) -> Future[TableState]:
         return self._pool.submit(self._sync.copy, oid)
@@ -134,8 +178,7 @@ class Launcher:
 
     def run(self, until: Lsn | None = None) -> None:
         """Copy what is not copied yet, then follow; until stopped, or until everything before the LSN is applied."""
-        directory = self._config.subscription.directory
-        with ReceiverProcess(self._config_file, directory, until) as receiver, ThreadPoolExecutor(COPIES) as pool:
+        with ReceiverProcess(self._config_file, self._config, until) as receiver, ThreadPoolExecutor(COPIES) as pool:
             while not (self._config.changelog / manifest.NAME).exists() and not self._stopping.is_set():
                 receiver.check()
                 time.sleep(_POLL)
@@ -150,8 +193,9 @@ class Launcher:
                     self.on_poll()
                     time.sleep(_POLL)
             finally:
-                copies.cancel()
                 query.stop()
+                if copies.cancel():
+                    self._sync.stop()
 
     def _applied(self, until: Lsn | None) -> bool:
         if until is None or self.apply.applied < until:

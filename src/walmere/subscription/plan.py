@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
 from walmere.changelog.segment import Block, Segment, read_block
 from walmere.errors import ChangeLogError
-from walmere.lsn import Lsn
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.relation import RelationVersion
 from walmere.subscription.state import should_apply
 
@@ -203,9 +203,17 @@ def divide(refs: list[BlockRef], parts: int, least: int) -> list[list[BlockRef]]
     return [part for part in divided if part]
 
 
-def messages(directory: Path, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
-    """The messages that count, block by block, in commit order; with `commit_lsn` filled in."""
+def messages(
+    directory: Path, refs: list[BlockRef], applied: Lsn | None = None
+) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
+    """The messages that count, block by block, in commit order; with `commit_lsn` filled in.
+
+    `applied` is what the table itself says: after a crash it may be ahead of the position that was recorded.
+    """
     for ref in refs:
+        position = max(ref.position, applied or INVALID_LSN)
+        if ref.commit_lsn is not None and not should_apply(position, ref.commit_lsn):
+            continue
         batch = read_block(directory, ref.segment, 0)
         if ref.aborted:
             gone = pa.array(sorted(ref.aborted), pa.uint32())
@@ -214,7 +222,7 @@ def messages(directory: Path, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, 
             lsn = pa.array(np.full(batch.num_rows, ref.commit_lsn, np.uint64))
             batch = batch.set_column(batch.schema.get_field_index("commit_lsn"), batch.schema.field("commit_lsn"), lsn)
         else:
-            counts = should_apply(ref.position, batch.column("commit_lsn").to_numpy())
+            counts = should_apply(position, batch.column("commit_lsn").to_numpy())
             batch = batch if counts.all() else batch.filter(pa.array(counts))
         if batch.num_rows:
             yield ref, batch

@@ -32,7 +32,7 @@ class Rejects:
     @staticmethod
     def table(name: TableName) -> TableName:
         """Where the rejects of a table are."""
-        return TableName("_rejects", str(name))
+        return TableName(f"_rejects.{name.namespace}", name.name)
 
     def cast(self, text: pa.Table, codecs: Sequence[Codec], lsn: NDArray[np.uint64]) -> list[pa.Array]:
         """Cast all columns of a batch of text, keeping what was rejected."""

@@ -88,7 +88,7 @@ def copy_committed(state: TableState, rows: int, rejects: int = 0) -> TableState
         phase=Phase.FINISHED_COPY,
         applied_lsn=state.snapshot_lsn,
         rows_copied=rows,
-        rejects=state.rejects + rejects,
+        rejects=rejects,
     )
 
 
@@ -102,16 +102,16 @@ def needed_from(states: Iterable[TableState], applied_lsn: Lsn) -> Lsn:
     return min([applied_lsn, *needs])
 
 
-def copy_failed(state: TableState, error: str) -> TableState:
+def copy_failed(state: TableState, error: str | None) -> TableState:
     """d → i: it will be tried again; the others go on meanwhile."""
     _require(state, Phase.INIT, Phase.DATA_SYNC)
     return replace(state, phase=Phase.INIT, snapshot_lsn=INVALID_LSN, error=error)
 
 
-def applied(state: TableState, end_lsn: Lsn, rejects: int = 0) -> TableState:
-    """A batch that ends here was applied: f → s → r. Its position never goes back."""
+def applied(state: TableState, end_lsn: Lsn, rejects: int | None = None) -> TableState:
+    """A batch that ends here was applied: f → s → r. Its position never goes back. `rejects`: all it has by now."""
     _require(state, Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
-    state = replace(state, rejects=state.rejects + rejects, error=None)
+    state = replace(state, rejects=state.rejects if rejects is None else rejects, error=None)
     if end_lsn < state.applied_lsn:
         return state  # the whole batch is in the copy already
     following = {Phase.FINISHED_COPY: Phase.SYNC_DONE, Phase.SYNC_DONE: Phase.READY, Phase.READY: Phase.READY}

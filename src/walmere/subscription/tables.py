@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from walmere.changelog.manifest import sync_directory
 from walmere.errors import ChangeLogVersion
 from walmere.subscription.state import TableState, from_json, to_json
 from walmere.types import PgType
@@ -67,3 +68,4 @@ class Tables:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self._path)
+        sync_directory(self._path.parent)

@@ -13,10 +13,11 @@ readers see the old rows.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,7 @@ from walmere.config import Source
 from walmere.errors import WalmereError
 from walmere.lsn import Lsn
 from walmere.publisher import catalog, copy, snapshot, table
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.stream import identify_system
 from walmere.publisher.table import Range, Table
@@ -38,6 +39,7 @@ from walmere.types import copytext
 from walmere.types.base import Codec
 from walmere.types.codec import codec
 
+_PATIENCE: Final = 5.0
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -51,6 +53,9 @@ class Tasks(Protocol):
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """The results, in the order of the items."""
+
+    def cancel(self) -> None:
+        """End what is running; its callers get an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,16 @@ class TableSync:
         self._tables = tables
         self._sink = sink
         self._tasks = tasks
+        self._stopping = threading.Event()
+        self._making_slots: set[Connection] = set()
+
+    def stop(self) -> None:
+        """End the copies that are under way. They begin anew with the next run."""
+        self._stopping.set()
+        for connection in list(self._making_slots):
+            with suppress(Exception):  # it is gone already
+                connection.cancel_safe(timeout=_PATIENCE)
+        self._tasks.cancel()
 
     def discover(self) -> list[TableState]:
         """Take in what the publications publish now; returns the tables that wait for their copy."""
@@ -135,9 +150,10 @@ class TableSync:
         try:
             return self._copy(self._tables[oid])
         except WalmereError as error:
-            failed = state.copy_failed(self._tables[oid], f"{error.doing}: {error.wrong}")
+            told_to_end = self._stopping.is_set()
+            failed = state.copy_failed(self._tables[oid], None if told_to_end else f"{error.doing}: {error.wrong}")
             self._tables.put(failed)
-            if error.transient:
+            if error.transient or told_to_end:
                 return failed
             raise
 
@@ -147,7 +163,7 @@ class TableSync:
             system = identify_system(replication)
         slot = snapshot.slot_name(self._subscription, known.oid, system.identifier)
         self._tables.put(state.copy_started(known))  # from now on, the log keeps what the snapshot may not have
-        with snapshot.exported(source, slot) as made:
+        with snapshot.exported(source, slot, self._making_slots.add) as made:
             self._tables.put(state.copy_started(self._tables[known.oid], made.lsn))
             with snapshot.imported(source, slot, made) as connection, speaking(source, f"looking at {known.name}"):
                 described = table.describe(connection, source.publications, known.oid)
@@ -163,8 +179,8 @@ class TableSync:
 
     def _commit(self, known: TableState, name: TableName, copied: list[Copied], lsn: Lsn) -> TableState:
         rejects = [file for each in copied for file in each.rejects]
-        if rejects:
-            self._sink.commit(Rejects.table(name), rejects, lsn)
+        if rejects or self._sink.count(Rejects.table(name)):  # those of the copy before go with its rows
+            self._sink.commit(Rejects.table(name), rejects, lsn, OVERWRITE)
         self._sink.commit(name, [file for each in copied for file in each.files], lsn, OVERWRITE)
         finished = state.copy_committed(
             known, rows=sum(each.rows for each in copied), rejects=sum(each.rejected for each in copied)
