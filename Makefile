@@ -6,14 +6,18 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test lint bench-receive clean help
+.PHONY: demo test lint bench bench-receive clean help
 .DEFAULT_GOAL := help
+
+demo: $(READY)   ## a minute: a PostgreSQL of its own, live writers, Spark, and the proof; ARGS="--json --seconds 10"
+	@scripts/java >&2
+	@$(BIN)/walmere demo $(ARGS)
 
 help:            ## what can be done here
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 16
 
 $(READY): pyproject.toml constraints.txt scripts/venv
-	PYTHON=$(PYTHON) scripts/venv $(VENV)
+	PYTHON=$(PYTHON) scripts/venv $(VENV) >&2
 	@touch $@
 
 test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
@@ -25,8 +29,13 @@ lint: $(READY)   ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+bench: $(READY)  ## every benchmark, side by side with the limit tools: half an hour
+	@scripts/java
+	$(BIN)/python -m bench.receive; a=$$?; $(BIN)/python -m bench.snapshot; b=$$?; $(BIN)/python -m bench.stream \
+	    && exit $$((a + b))
+
 bench-receive: $(READY)  ## receiving, side by side with pg_recvlogical
 	$(BIN)/python -m bench.receive
 
 clean:           ## remove what these targets made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/results
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/results walmere-demo

@@ -84,6 +84,19 @@ def _main(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
+def demo(
+    directory: Annotated[Path, typer.Option(help="Where to put everything.")] = Path("walmere-demo"),
+    rows: Annotated[int, typer.Option(min=1000, help="To load into the shop at first.")] = 300_000,
+    seconds: Annotated[float, typer.Option(min=1, help="How long the writers write.")] = 30,
+    json: AsJson = False,
+) -> None:
+    """See it work: a PostgreSQL of its own, a shop with live writers, its mirror, and the proof that both are equal."""
+    from walmere.demo.app import Options, main
+
+    raise typer.Exit(main(Options(directory, rows, seconds, json)))
+
+
+@app.command()
 def check(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
     """Look whether the source can be received from, and say what to do where it cannot."""
     from walmere.cli import output
@@ -120,15 +133,18 @@ def run(
     config: ConfigFile = _DEFAULT,
     until: Annotated[Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="End when this LSN is applied.")] = None,
     once: Annotated[bool, typer.Option(help="End when all that the source has now is applied.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="For machines: a line whenever something has moved on.")] = False,
 ) -> None:
     """Copy what is not copied yet into the target, then apply changes, until stopped."""
+    from walmere.cli import output
     from walmere.cli.run import launcher
 
     loaded = _load(config)
     until = _until(loaded, until, once)
-    made = launcher(loaded, config)
+    made = launcher(loaded, config, output.progress if json else None)
     with _stopped_by_signals(made):
         made.run(until)
+    made.on_poll()  # what the last batch brought
 
 
 def _until(config: Config, until: Lsn | None, once: bool) -> Lsn | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -65,6 +66,11 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
                 str(row["rejects"]),
             )
         console.print(table)
+
+
+def progress(now: Mapping[str, Any]) -> None:
+    """Where a run is: a line for machines, with the time in seconds of Unix time."""
+    print(json.dumps({"time": round(time.time(), 3), **now}), flush=True)
 
 
 def transaction(logged: LoggedTransaction, *, as_json: bool) -> None:

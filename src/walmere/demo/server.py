@@ -87,6 +87,7 @@ class Server:
             *initdb,
         )
         if made.returncode:
+            self.remove()
             raise SourceUnavailable("running initdb", made.stderr.strip())
         self.configure(
             {

@@ -1,0 +1,143 @@
+"""The demo: everything that Walmere does, in about a minute, on a machine that has nothing but Python and Java.
+
+    1. A PostgreSQL 18 of its own is started, a shop created and filled.
+    2. `walmere run` is started on it, a process like any user's.
+    3. When the first table is in the lake, the writers begin: the others are copied while they change.
+    4. The writers stop. What they wrote is applied to the end.
+    5. Every table is compared with its source.
+
+The main thread only watches: the subscription is a process, the writers are threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from walmere.config import Config
+from walmere.demo import shop
+from walmere.demo.compare import Verdict, compare
+from walmere.demo.display import Display
+from walmere.demo.interruption import Interrupted, Interruptions
+from walmere.demo.place import Place
+from walmere.demo.report import Measured, Report
+from walmere.demo.server import LOGICAL, Server, embedded
+from walmere.demo.subscriber import Subscriber, own_environment
+from walmere.demo.watch import Watch
+from walmere.demo.workload import Writers
+from walmere.publisher.connect import Connection, connect, speaking
+
+_SETTINGS: Final = {**LOGICAL, "max_wal_size": "2GB"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What can be asked for."""
+
+    directory: Path
+    rows: int
+    seconds: float
+    json: bool = False
+
+
+def main(options: Options) -> int:
+    """Run the demo. Returns the exit code: 0 equal, 1 different, 128 + the signal that ended it."""
+    for name in os.environ.keys() - own_environment().keys():
+        del os.environ[name]  # libpq reads them, too
+    console = Console(stderr=options.json, highlight=False, soft_wrap=True)
+    try:
+        with Interruptions() as signals, signals.guard(Place(options.directory)) as place:
+            report = Demo(options, place, signals, Display(console)).run()
+    except Interrupted as interrupted:
+        console.print(f"\nstopped; nothing is left running, and what was copied stays in {options.directory}")
+        return interrupted.exit_code
+    if options.json:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        report.print(console)
+    return report.exit_code
+
+
+class Demo:
+    """One run."""
+
+    def __init__(self, options: Options, place: Place, signals: Interruptions, display: Display) -> None:
+        self._options = options
+        self._place = place
+        self._signals = signals
+        self._display = display
+        self._began = time.monotonic()
+        self._sizes = shop.Sizes.of(options.rows)
+        self._measured = Measured()
+
+    def run(self) -> Report:
+        """All of it."""
+        self._display.say("[bold]Walmere[/bold]: PostgreSQL logical replication whose subscriber is Apache Spark\n")
+        with self._signals.guard(embedded(18, _SETTINGS)) as server:
+            self._step(f"PostgreSQL {_version(server)} on a free port, in a temporary directory")
+            config = self._fill(server)
+            with (
+                self._signals.guard(Subscriber(self._place.config_file, self._place.log)) as subscriber,
+                closing(connect(config.source, "walmere demo")) as connection,
+                speaking(config.source, "watching the shop"),
+            ):
+                watch = Watch(subscriber, connection, self._display, self._measured, self._began)
+                with self._display.watching():
+                    self._follow(watch, config)
+                now = subscriber.progress
+                self._step(f"{now.rows_copied:,} rows copied, {now.changes_applied:,} changes applied, all caught up")
+                subscriber.end()
+                verdicts = self._compare(connection)
+        self._measured.total = time.monotonic() - self._began
+        return Report(self._place, subscriber.progress, self._measured, verdicts)
+
+    def _step(self, text: str) -> None:
+        self._display.say(f"[green]✓[/green] {text}  [dim]{time.monotonic() - self._began:.1f} s[/dim]")
+
+    def _fill(self, server: Server) -> Config:
+        admin = self._place.configure(server.dsn()).source
+        with closing(connect(admin, "walmere demo")) as connection, speaking(admin, "creating the database"):
+            connection.execute("CREATE DATABASE shop")
+        config = self._place.configure(server.dsn("shop"))
+        with closing(connect(config.source, "walmere demo")) as connection, speaking(config.source, "filling the shop"):
+            shop.create(connection, self._sizes)
+            self._measured.rows_loaded = shop.count(connection)
+        self._step(f"a shop: {len(shop.KEYS)} tables, {self._measured.rows_loaded:,} rows")
+        return config
+
+    def _follow(self, watch: Watch, config: Config) -> None:
+        """From the start of Spark to the moment when all that was written is in the lake."""
+        watch.until("starting Spark", lambda now: now.started)
+        self._step(f"Spark, for `walmere run -c {escape(str(self._place.config_file))}`")
+        watch.until("copying", lambda now: any(table.phase.copied for table in now.tables))
+        seconds = self._options.seconds
+        with self._signals.guard(Writers(config.source, self._sizes, seconds / 2)) as writers:
+            began = time.monotonic()
+            watch.writers = writers
+            watch.until("copying while the writers write", lambda now: now.copied)
+            watch.until("following the writers", lambda _: watch.seen_enough(time.monotonic() - began, seconds))
+        written = time.monotonic()
+        self._measured.writing = written - began
+        self._measured.transactions = dict(writers.done)
+        end = watch.end_of_writing()
+        watch.until("catching up", lambda now: now.includes(end))
+        self._measured.catch_up = time.monotonic() - written
+
+    def _compare(self, connection: Connection) -> tuple[Verdict, ...]:
+        began = time.monotonic()
+        verdicts = tuple(compare(connection, self._place.lake, name) for name in shop.KEYS)
+        self._measured.compare = time.monotonic() - began
+        self._step("every row and every column compared")
+        return verdicts
+
+
+def _version(server: Server) -> str:
+    return (server.data / "PG_VERSION").read_text().strip()

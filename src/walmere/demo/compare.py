@@ -1,0 +1,121 @@
+"""The proof: every row and every column of a table, at the source and in the lake.
+
+The two sides come by ways that have nothing in common. From the source: PostgreSQL's binary format, through psycopg's
+own types, into Arrow; the subscription only ever sees text, and casts it itself. From the lake: what any reader of
+Delta gets. Only what the lake keeps as PostgreSQL's text (enums, jsonb, uuid, numeric without precision) is asked of
+the source as text, too.
+
+Both are sorted by key and compared as whole columns, one table at a time. Only if they differ are rows looked at one by
+one, as multisets, so that a row that is there twice is seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from walmere.demo.shop import KEYS, SCHEMA
+from walmere.publisher.connect import Connection
+
+_ROWS: Final = 20_000
+_SHOWN: Final = 5
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of comparing one table. Rows are named by their keys, a few of them."""
+
+    name: str
+    rows: int  # at the source
+    missing: int = 0  # in the lake
+    extra: int = 0  # in the lake, also a row that is there once too often
+    different: int = 0  # same key, other values
+    keys: tuple[str, ...] = ()
+    wrong: str | None = None  # about the table as a whole
+
+    @property
+    def equal(self) -> bool:
+        """Whether both sides are the same."""
+        return not (self.missing or self.extra or self.different or self.wrong)
+
+    def __str__(self) -> str:
+        if self.equal:
+            return "equal"
+        if self.wrong:
+            return self.wrong
+        counts = {"missing": self.missing, "extra": self.extra, "different": self.different}
+        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) + f": {', '.join(self.keys)}"
+
+
+def compare(connection: Connection, lake: Path, name: str) -> Verdict:
+    """Compare one table of the shop. Nobody may be writing."""
+    target = DeltaTable(lake / SCHEMA / name).to_pyarrow_table()
+    columns = [
+        column
+        for (column,) in connection.execute(
+            "SELECT attname FROM pg_catalog.pg_attribute"
+            " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            [f"{SCHEMA}.{name}"],
+        )
+    ]
+    if columns != target.column_names:
+        wrong = f"its columns are {', '.join(target.column_names)}, and not {', '.join(columns)}"
+        return Verdict(f"{SCHEMA}.{name}", 0, wrong=wrong)
+    return judge(name, _source(connection, name, target.schema), target, KEYS[name])
+
+
+def _source(connection: Connection, name: str, schema: pa.Schema) -> pa.Table:
+    """The table as the source has it, in the lake's types; a value that does not fit into its type is an error."""
+    columns = ", ".join(f'"{field.name}"' + ("::text" if pa.types.is_string(field.type) else "") for field in schema)
+    batches = []
+    with connection.transaction(), connection.cursor("compare", binary=True) as cursor:
+        cursor.execute(f"SELECT {columns} FROM {SCHEMA}.{name}".encode())  # noqa: S608
+        while rows := cursor.fetchmany(_ROWS):
+            values = [
+                pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)
+            ]
+            batches.append(pa.RecordBatch.from_arrays(values, schema=schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def judge(name: str, source: pa.Table, target: pa.Table, key: Sequence[str]) -> Verdict:
+    """Compare two tables of the same columns."""
+    qualified = f"{SCHEMA}.{name}"
+    order = [(column, "ascending") for column in key]
+    if source.num_rows == target.num_rows and source.sort_by(order).equals(target.sort_by(order)):
+        return Verdict(qualified, source.num_rows)
+    here, there = _rows(source), _rows(target)
+    places = [source.column_names.index(column) for column in key]
+    missing, extra = _by_key(here - there, places), _by_key(there - here, places)
+    changed = missing.keys() & extra.keys()
+    return Verdict(
+        qualified,
+        source.num_rows,
+        missing=sum(missing[each] for each in missing.keys() - changed),
+        extra=sum(extra[each] for each in extra.keys() - changed),
+        different=len(changed),
+        keys=tuple(f"({', '.join(map(str, each))})" for each in sorted(missing.keys() | extra.keys())[:_SHOWN]),
+    )
+
+
+def _rows(table: pa.Table) -> Counter[Row]:
+    return Counter(zip(*(map(_hashable, column.to_pylist()) for column in table.columns), strict=True))
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _by_key(rows: Iterable[Row] | Counter[Row], places: Sequence[int]) -> Counter[Row]:
+    found: Counter[Row] = Counter()
+    for row, times in Counter(rows).items():
+        found[tuple(row[place] for place in places)] += times
+    return found

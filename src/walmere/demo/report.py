@@ -1,0 +1,198 @@
+"""What the demo ends with: what was done, how fast, whether both sides are equal, where the files are, what to try."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from walmere.demo.compare import Verdict
+from walmere.demo.place import Place
+from walmere.demo.subscriber import Progress
+
+
+@dataclass(slots=True)
+class Measured:
+    """What was seen on the way. Times are in seconds; those of Spark count from the start of `walmere run`."""
+
+    rows_loaded: int = 0
+    spark_start: float | None = None
+    first_result: float | None = None
+    copy_began: float | None = None
+    copy_ended: float | None = None
+    writing: float = 0.0
+    catch_up: float = 0.0
+    compare: float = 0.0
+    total: float = 0.0
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    lags: list[float] = field(default_factory=list)
+
+    @property
+    def copy(self) -> float | None:
+        """From the first table's start to the last one's end."""
+        return None if self.copy_began is None or self.copy_ended is None else self.copy_ended - self.copy_began
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it."""
+
+    place: Place
+    progress: Progress
+    measured: Measured
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every table is."""
+        return all(verdict.equal for verdict in self.verdicts)
+
+    @property
+    def exit_code(self) -> int:
+        """Of the demo."""
+        return 0 if self.equal else 1
+
+    @property
+    def changes_per_second(self) -> float:
+        """Over the time in which there was something to apply."""
+        return self.progress.changes_applied / max(0.001, self.measured.writing + self.measured.catch_up)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        seen, progress = self.measured, self.progress
+        states = {table.name: table for table in progress.tables}
+        return {
+            "equal": self.equal,
+            "tables": [
+                {
+                    "name": verdict.name,
+                    "rows": verdict.rows,
+                    "equal": verdict.equal,
+                    "missing": verdict.missing,
+                    "extra": verdict.extra,
+                    "different": verdict.different,
+                    "wrong": None if verdict.equal else str(verdict),
+                    "phase": states[verdict.name].phase.value,
+                    "rows_copied": states[verdict.name].rows_copied,
+                    "changes": (progress.changes or {})[verdict.name],
+                }
+                for verdict in self.verdicts
+            ],
+            "loaded_rows": seen.rows_loaded,
+            "copied_rows": progress.rows_copied,
+            "copy_seconds": _rounded(seen.copy),
+            "transactions": sum(seen.transactions.values()),
+            "transactions_by_kind": dict(seen.transactions),
+            "changes": progress.changes_applied,
+            "changes_per_second": round(self.changes_per_second, 1),
+            "lag_seconds": {
+                "median": _rounded(median(seen.lags) if seen.lags else None),
+                "max": _rounded(max(seen.lags, default=None)),
+            },
+            "spark_start_seconds": _rounded(seen.spark_start),
+            "first_result_seconds": _rounded(seen.first_result),
+            "catch_up_seconds": _rounded(seen.catch_up),
+            "compare_seconds": _rounded(seen.compare),
+            "seconds": _rounded(seen.total),
+            "lake": str(self.place.lake),
+            "config": str(self.place.config_file),
+            "log": str(self.place.log),
+            "next": [command for _, command in self.next_commands()],
+        }
+
+    def next_commands(self) -> list[tuple[str, str]]:
+        """What to try, with what it shows. All of it works without the server."""
+        orders, carts = (self.place.lake / "public" / name for name in ("orders", "carts"))
+        by_status = f"DeltaTable('{orders}').to_pandas().groupby('status').total.agg(['count', 'sum'])"
+        versions = "[DeltaTable(t, version=v).count() for v in range(DeltaTable(t).version() + 1)]"
+        python, log = _program("python"), _program("walmere") + f" log -c {_quoted(self.place.config_file)}"
+        imported = "from deltalake import DeltaTable"
+        return [
+            ("the orders in the lake, by status", f"{python} -c {_quoted(f'{imported}; print({by_status})')}"),
+            (
+                "time travel: how many carts there were at each version; you can see the TRUNCATE",
+                f"""{python} -c {_quoted(f"{imported}; t = '{carts}'; print({versions})")}""",
+            ),
+            ("the transactions, as they came", f"{log} --table products | head -n 20"),
+        ]
+
+    def print(self, console: Console) -> None:
+        """For people."""
+        seen, progress = self.measured, self.progress
+        console.print()
+        console.print(self._verdicts())
+        console.print()
+        if self.equal:
+            rows = sum(verdict.rows for verdict in self.verdicts)
+            console.print(
+                f"[bold green]Every table equals its source:[/bold green] {rows:,} rows, {len(self.verdicts)} tables, "
+                f"every column, compared in {seen.compare:.1f} s"
+            )
+        else:
+            wrong = ", ".join(verdict.name for verdict in self.verdicts if not verdict.equal)
+            console.print(
+                f"[bold red]NOT EQUAL: {escape(wrong)}. This is a bug of Walmere; please report it.[/bold red]"
+            )
+        transactions = sum(seen.transactions.values())
+        console.print()
+        if seen.copy:
+            rate = progress.rows_copied / seen.copy
+            console.print(f"  copied    {progress.rows_copied:,} rows in {seen.copy:.1f} s, {rate:,.0f} rows/s")
+        console.print(
+            f"  followed  {transactions:,} transactions in {seen.writing:.0f} s: {progress.changes_applied:,} changes, "
+            f"{self.changes_per_second:,.0f}/s; caught up {seen.catch_up:.1f} s after the last one"
+        )
+        if seen.lags:
+            console.print(f"  lag       {median(seen.lags):.1f} s in the median, {max(seen.lags):.1f} s at most")
+        if seen.spark_start is not None and seen.first_result is not None:
+            console.print(
+                f"  started   Spark in {seen.spark_start:.1f} s, the first table in the lake after "
+                f"{seen.first_result:.1f} s; {seen.total:.0f} s in all"
+            )
+        console.print(f"  files     [cyan]{escape(str(self.place.lake))}[/cyan] has the tables, Delta")
+        console.print(f"            {escape(str(self.place.config_file))} is what `walmere run` was given")
+        console.print()
+        console.print(
+            "[bold]What to try next[/bold] (the server of the demo is gone; the lake and the change log are not)"
+        )
+        for what, command in self.next_commands():
+            console.print(f"  # {what}", style="dim")
+            console.print(f"  {command}", markup=False)
+
+    def _verdicts(self) -> Table:
+        table = Table("table", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+        for column in ("rows", "changes"):
+            table.add_column(column, justify="right")
+        table.add_column("source and lake")
+        for verdict in self.verdicts:
+            colour = "green" if verdict.equal else "bold red"
+            changes = (self.progress.changes or {}).get(verdict.name, 0)
+            said = f"[{colour}]{escape(str(verdict))}[/{colour}]"
+            table.add_row(verdict.name.partition(".")[2], f"{verdict.rows:,}", f"{changes:,}", said)
+        return table
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _program(name: str) -> str:
+    """A program of our environment, as short as it can be named from here."""
+    program = Path(sys.executable).parent / name
+    relative = os.path.relpath(program)
+    return _quoted(program if relative.startswith("..") else relative)
+
+
+def _quoted(text: str | Path) -> str:
+    """For a shell; in double quotes where it can be, since there are single ones in Python."""
+    plain = shlex.quote(str(text))
+    return f'"{text}"' if "'\"'\"'" in plain and not set(str(text)) & set('"$`\\!') else plain

@@ -1,0 +1,115 @@
+"""Watching: what the subscription says and where the source is, several times a second, onto the display."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from walmere.demo.display import Display, View
+from walmere.demo.lag import Lag
+from walmere.demo.report import Measured
+from walmere.demo.subscriber import Progress, Subscriber
+from walmere.demo.workload import Writers
+from walmere.errors import WalmereError
+from walmere.lsn import Lsn
+from walmere.publisher import catalog
+from walmere.publisher.connect import Connection
+from walmere.subscription.state import Phase
+
+_TICK: Final = 0.1
+_WINDOW: Final = 5.0
+"""Seconds that a rate on the display is about."""
+_PATIENCE: Final = 120.0
+"""Seconds without any progress after which something must be wrong."""
+
+
+class Watch:
+    """Looks on until something has come to pass, and notes when."""
+
+    def __init__(
+        self, subscriber: Subscriber, connection: Connection, display: Display, measured: Measured, began: float
+    ) -> None:
+        self.writers: Writers | None = None
+        self._subscriber = subscriber
+        self._connection = connection
+        self._display = display
+        self._measured = measured
+        self._began = began
+        self._lag = Lag()
+        self._rates: deque[tuple[float, int, int]] = deque()  # time, transactions, changes
+        self._seen = (Progress(), time.monotonic())
+        self._ready: float | None = None
+        self._finishing = False
+
+    def until(self, doing: str, happened: Callable[[Progress], bool]) -> None:
+        """Watch until the subscription has come so far."""
+        while not happened(self._look(doing)):
+            time.sleep(_TICK)
+
+    def seen_enough(self, written: float, seconds: float) -> bool:
+        """Whether the writers may stop: on a slow machine a little later, so that there is something to be followed."""
+        following = 0.0 if self._ready is None else time.monotonic() - self._ready
+        return written >= seconds and (following >= seconds / 4 or written >= 2 * seconds)
+
+    def end_of_writing(self) -> Lsn:
+        """Where all that was written ends. Something has to follow it, else nobody would be told that it is over."""
+        self._finishing = True
+        end = catalog.insert_position(self._connection)
+        self._connection.execute("SELECT pg_catalog.pg_logical_emit_message(true, 'walmere demo', 'that was all')")
+        return end
+
+    def _look(self, doing: str) -> Progress:
+        self._subscriber.check()
+        if self.writers is not None:
+            self.writers.check()
+        now, progress = time.monotonic(), self._subscriber.progress
+        source = catalog.wal_position(self._connection)
+        self._lag.note(now, source)
+        lag = self._lag.seconds(now, progress.applied)
+        self._note(progress, lag)
+        self._stuck(doing, progress, now)
+        transactions = self.writers.done.total() if self.writers is not None else 0
+        changes = progress.changes or {}
+        self._rates.append((now, transactions, progress.changes_applied))
+        while now - self._rates[0][0] > _WINDOW:
+            self._rates.popleft()
+        before, written, applied = self._rates[0]
+        span = max(_TICK, now - before)
+        self._display.show(
+            View(
+                doing,
+                now - self._began,
+                tuple((table, changes.get(table.name, 0)) for table in progress.tables),
+                transactions,
+                0.0 if self._finishing else (transactions - written) / span,
+                source,
+                progress.applied or None,
+                lag if progress.copied else None,
+                progress.rows_copied / self._measured.copy if self._measured.copy else None,
+                (progress.changes_applied - applied) / span if progress.copied else None,
+            )
+        )
+        if self._measured.first_result is None and any(table.phase.copied for table in progress.tables):
+            self._measured.first_result = time.time() - self._subscriber.began  # now it is on the screen
+        return progress
+
+    def _note(self, progress: Progress, lag: float) -> None:
+        seen = self._measured
+        if seen.spark_start is None and progress.started:
+            seen.spark_start = progress.time - self._subscriber.began
+        if seen.copy_began is None and any(table.phase is not Phase.INIT for table in progress.tables):
+            seen.copy_began = progress.time
+        if seen.copy_ended is None and progress.copied:
+            seen.copy_ended = progress.time
+        if progress.ready and not self._finishing:
+            self._ready = self._ready or time.monotonic()
+            seen.lags.append(lag)
+
+    def _stuck(self, doing: str, progress: Progress, now: float) -> None:
+        before, since = self._seen
+        if progress != before:
+            self._seen = (progress, now)
+        elif now - since > _PATIENCE:
+            raise WalmereError(doing, f"nothing has moved for {_PATIENCE:.0f} s", "see run.log in the demo's directory")
