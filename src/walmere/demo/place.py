@@ -32,8 +32,6 @@ path = "lake"
 
 [spark]
 master = "local[*]"
-# the JVM only schedules: it need not compile itself to the utmost while everybody waits for it
-"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """
 
 

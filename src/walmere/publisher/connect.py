@@ -20,7 +20,7 @@ from psycopg import errors as pg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq.abc import PGresult
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Composed
 from psycopg.sql import Literal as SqlLiteral
 
 from walmere.config import Source
@@ -60,25 +60,31 @@ _SECRET: Final = frozenset({"password", "sslpassword"})
 
 def connect(source: Source, application_name: str, *, replication: bool = False) -> Connection:
     """Open a connection: an ordinary one, or one for replication of a database."""
-    parameters = _parameters(source)
-    address = describe(source)
-    defaults: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT, "keepalives_idle": "30"}
-    forced: dict[str, Any] = {"application_name": application_name}
-    if replication:
-        forced["replication"] = "database"
-    with speaking(source, f"connecting to {address}"):
-        conninfo = make_conninfo("", **{**defaults, **parameters, **forced})
+    more = {"replication": "database"} if replication else {}
+    with speaking(source, f"connecting to {describe(source)}"):
+        conninfo = conninfo_of(source, application_name, **more)
         connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
-        settings = (
-            SQL("pg_catalog.set_config({}, {}, false)").format(SqlLiteral(name), SqlLiteral(value))
-            for name, value in SESSION.items()
-        )
         try:
-            connection.execute(SQL("SELECT ") + SQL(", ").join(settings))
+            connection.execute(settings())
         except psycopg.Error:
             connection.close()
             raise
     return connection
+
+
+def conninfo_of(source: Source, application_name: str, **more: str) -> str:
+    """The connection string for libpq, with its secrets."""
+    defaults = {"connect_timeout": _CONNECT_TIMEOUT, "keepalives_idle": "30"}
+    return make_conninfo("", **{**defaults, **_parameters(source), "application_name": application_name, **more})
+
+
+def settings() -> Composed:
+    """The statement that makes a session one of ours."""
+    each = (
+        SQL("pg_catalog.set_config({}, {}, false)").format(SqlLiteral(name), SqlLiteral(value))
+        for name, value in SESSION.items()
+    )
+    return SQL("SELECT ") + SQL(", ").join(each)
 
 
 _NOWHERE: Final = "/nonexistent/walmere"

@@ -185,22 +185,32 @@ class Launcher:
             if self._stopping.is_set():
                 return
             copies = Copies(self._sync, pool)
-            query = self.apply.start()
+            query: Query | None = None
             try:
-                while not self._stopping.is_set() and not (copies.done() and self._applied(until)):
+                while not self._stopping.is_set() and not (copies.done() and self._applied(until, query)):
                     receiver.check()
-                    self._check(query)
+                    if query is not None:
+                        self._check(query)
+                    elif self._has_something_to_apply(until, copies):
+                        query = self.apply.start()
                     self.on_poll()
                     time.sleep(_POLL)
             finally:
-                query.stop()
+                if query is not None:
+                    query.stop()
                 if copies.cancel():
                     self._sync.stop()
 
-    def _applied(self, until: Lsn | None) -> bool:
-        if until is None or self.apply.applied < until:
+    def _has_something_to_apply(self, until: Lsn | None, copies: Copies) -> bool:
+        """A table that was just copied has all there was before its snapshot; and the query's start takes seconds."""
+        positions = [position for table in self._tables if (position := table.position) is not None]
+        return any(until is None or position < until for position in positions) or (not positions and copies.done())
+
+    def _applied(self, until: Lsn | None, query: Query | None) -> bool:
+        if until is None or (query is not None and self.apply.applied < until):
             return False
-        return all(table.applied_lsn >= until for table in self._tables if table.phase.copied)
+        positions = [position for table in self._tables if (position := table.position) is not None]
+        return all(position >= until for position in positions) and (bool(positions) or query is not None)
 
     def _check(self, query: Query) -> None:
         """Raise what ended the query, if something did."""

@@ -89,13 +89,13 @@ def copy_piece(task: CopyTask) -> Copied:
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal rows
-        with snapshot.imported(task.source, "walmere copy", task.snapshot) as connection:
-            for text in copy.copy_out(connection, task.source, table.copy_command(task.table, task.piece)):
-                parsed = copytext.read(text, names)
-                rows += parsed.num_rows
-                lsn = np.full(parsed.num_rows, task.snapshot.lsn, np.uint64)
-                values = rejects.cast(parsed, task.codecs, lsn)
-                yield pa.RecordBatch.from_arrays(values, schema=schema)
+        command = table.copy_command(task.table, task.piece)
+        for text in copy.copy_out(task.source, "walmere copy", task.snapshot, command):
+            parsed = copytext.read(text, names)
+            rows += parsed.num_rows
+            lsn = np.full(parsed.num_rows, task.snapshot.lsn, np.uint64)
+            values = rejects.cast(parsed, task.codecs, lsn)
+            yield pa.RecordBatch.from_arrays(values, schema=schema)
 
     name = TableName(task.table.schema, task.table.name)
     files = task.sink.stage(name, batches())
