@@ -2,16 +2,17 @@
 
 The server sends a message for each row, and what a driver does per message decides how fast a copy is. psycopg2's
 loop is in C: it takes a quarter of the CPU that the calls of psycopg need for the same (0.5 s against 2.3 s for a
-million rows), so this is the one place where we use it. It runs in a thread of its own and writes to a pipe; we read
-large pieces from there, and the pipe keeps the two in step, so that memory stays the same however large the table is.
+million rows), so this is the one place where we use it. It runs in a thread of its own, which never gets ahead of us by
+more than a few pieces, so that memory stays the same however large the table is.
 """
 
 from __future__ import annotations
 
-import os
+import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from queue import Empty, Queue
 from typing import Any, Final
 
 import psycopg
@@ -24,11 +25,13 @@ from walmere.publisher.connect import conninfo_of, describe, settings, speaking
 from walmere.publisher.snapshot import Snapshot
 
 CHUNK: Final = 4 << 20
-_WRITE: Final = 1 << 20
+_PIECE: Final = 1 << 20
+_AHEAD: Final = 4
+"""Pieces that may wait for us."""
 
 
 def copy_out(source: Source, application_name: str, snapshot: Snapshot, command: Composed) -> Iterator[bytes]:
-    """The CSV of COPY … TO STDOUT as the snapshot sees it, in whole rows, about CHUNK bytes at a time."""
+    """The text of COPY … TO STDOUT as the snapshot sees it, in whole rows, about CHUNK bytes at a time."""
     with speaking(source, f"connecting to {describe(source)}"):
         connection = _connect(conninfo_of(source, application_name))
     try:
@@ -38,9 +41,9 @@ def copy_out(source: Source, application_name: str, snapshot: Snapshot, command:
         copying = _Copying(connection, command)
         try:
             with speaking(source, "copying from the source"):
-                yield from _whole_rows(copying.read)
+                yield from _whole_rows(copying.take)
         finally:
-            copying.close()
+            copying.give_up()
     finally:
         connection.close()
 
@@ -70,55 +73,68 @@ def _ours(error: psycopg2.Error) -> psycopg.Error:
     return psycopg.errors.lookup(error.pgcode)(text)
 
 
-class _Copying:
-    """A COPY that runs in a thread, with the end of a pipe to read from."""
+class _Copying(io.RawIOBase):
+    """A COPY that runs in a thread, and what it writes, piece by piece. The thread waits if nobody takes them."""
 
     def __init__(self, connection: Any, command: Composed) -> None:
         self._connection = connection
         self._command = command.as_string(None)
+        self._pieces: Queue[bytes] = Queue(_AHEAD)
         self._error: psycopg2.Error | None = None
-        self._reading, self._writing = os.pipe()
+        self._given_up = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            with suppress(BrokenPipeError), open(self._writing, "wb", buffering=_WRITE) as file:  # noqa: PTH123
-                self._connection.cursor().copy_expert(self._command, file)
+            file = io.BufferedWriter(self, _PIECE)
+            self._connection.cursor().copy_expert(self._command, file)
+            file.flush()
         except psycopg2.Error as error:
             self._error = error
+        except BrokenPipeError:
+            pass
+        self._pieces.put(b"")
 
-    def read(self) -> bytes:
-        """Some more of it; nothing at its end. Raises what it ended with, if that was an error."""
-        piece = os.read(self._reading, _WRITE)
-        if not piece:
-            self._thread.join()
-            if self._error is not None:
-                raise _ours(self._error)
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """Called by the thread, with a full buffer."""
+        if self._given_up:
+            raise BrokenPipeError
+        self._pieces.put(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        """The next piece; nothing at its end. Raises what it ended with, if that was an error."""
+        piece = self._pieces.get()
+        if not piece and self._error is not None:
+            raise _ours(self._error)
         return piece
 
-    def close(self) -> None:
+    def give_up(self) -> None:
         """End it, whether or not all was read."""
-        os.close(self._reading)
+        self._given_up = True
         if self._thread.is_alive():
             with suppress(psycopg2.Error):
                 self._connection.cancel()
-        self._thread.join()
+            while self._thread.is_alive():
+                with suppress(Empty):
+                    self._pieces.get(timeout=0.1)
 
 
-def _whole_rows(read: Callable[[], bytes]) -> Iterator[bytes]:
-    """Pieces of CSV, cut where a row ends: at a line break with an even number of quotes before it."""
+def _whole_rows(take: Callable[[], bytes]) -> Iterator[bytes]:
+    """The pieces, cut where a row ends: a line break within a value is never written as one."""
     parts: list[bytes] = []
     size = 0
-    while piece := read():
+    while piece := take():
         parts.append(piece)
         size += len(piece)
         if size < CHUNK:
             continue
         data = b"".join(parts)
         end = data.rfind(b"\n")
-        while end >= 0 and data.count(b'"', 0, end) % 2:
-            end = data.rfind(b"\n", 0, end)
         if end >= 0:
             yield data[: end + 1]
         parts = [data[end + 1 :]]

@@ -1,11 +1,11 @@
-"""What `COPY … TO STDOUT` sends, in CSV → Arrow columns of text, ready to be cast.
+r"""What `COPY … TO STDOUT` sends, in its text format → Arrow columns of text, ready to be cast.
 
-CSV can tell NULL from an empty string: NULL is empty and not quoted, an empty string is quoted. A line break inside a
-value is quoted. Lines end in a plain newline. Nothing is guessed from the text: every column is binary, and the codec
-of the column does the rest, as with text from the stream.
+A line is a row, and values stand between tabs. A tab, a line break or a backslash within a value is written with a
+backslash, so neither ever stands for itself; NULL is `\N`. (CSV would need no such signs, but takes the server a sixth
+longer to write.) Nothing is guessed from the text: every column is binary, and the codec of the column does the rest,
+as with text from the stream.
 
-Data is given in whole rows, and parsed in one block, so that no row can be larger than a block. (PostgreSQL sends each
-row as a message of its own, and so drivers hand out whole rows.)
+Data is given in whole rows, and parsed in one block, so that no row can be larger than a block.
 """
 
 from __future__ import annotations
@@ -14,14 +14,26 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv
 
 from walmere.errors import CastError
 
-COPY_OPTIONS: Final = "FORMAT csv, DELIMITER ',', QUOTE '\"', NULL '', ENCODING 'UTF8'"
-"""For the parentheses behind COPY … TO STDOUT. What csv has by default is said all the same: `read` relies on it."""
+COPY_OPTIONS: Final = "FORMAT text, DELIMITER E'\\t', NULL '\\N', ENCODING 'UTF8'"
+"""For the parentheses behind COPY … TO STDOUT. What text has by default is said all the same: `read` relies on it."""
 
 _BOM: Final = b"\xef\xbb\xbf"
+_BACKSLASH: Final = b"\xff"  # no byte of UTF-8: stands in for an escaped backslash while the others are undone
+_ESCAPED: Final = (
+    (rb"\\", _BACKSLASH),
+    (rb"\b", b"\b"),
+    (rb"\f", b"\f"),
+    (rb"\n", b"\n"),
+    (rb"\r", b"\r"),
+    (rb"\t", b"\t"),
+    (rb"\v", b"\v"),
+    (_BACKSLASH, b"\\"),
+)
 
 
 def read_options(names: Sequence[str], size: int) -> csv.ReadOptions:
@@ -30,30 +42,22 @@ def read_options(names: Sequence[str], size: int) -> csv.ReadOptions:
 
 
 def parse_options() -> csv.ParseOptions:
-    """As CSV of PostgreSQL is; an empty line is a row whose only column is NULL."""
-    return csv.ParseOptions(
-        delimiter=",",
-        quote_char='"',
-        double_quote=True,
-        escape_char=False,
-        newlines_in_values=True,
-        ignore_empty_lines=False,
-    )
+    """Lines and tabs, and nothing else means anything; an empty line is a row whose only column is empty."""
+    return csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False, ignore_empty_lines=False)
 
 
 def convert_options(names: Sequence[str]) -> csv.ConvertOptions:
-    """Everything as it is; NULL is empty and not quoted."""
+    """Everything as it is, but for NULL."""
     return csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.binary()),
-        null_values=[""],
+        null_values=["\\N"],
         strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
         check_utf8=False,
     )
 
 
 def read(data: bytes | bytearray | memoryview | pa.Buffer, names: Sequence[str]) -> pa.Table:
-    """Whole rows of CSV as a table of binary columns with these names."""
+    """Whole rows as a table of binary columns with these names."""
     buffer: Any = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     if not buffer.size:
         return pa.table({name: pa.array([], pa.binary()) for name in names})
@@ -61,7 +65,7 @@ def read(data: bytes | bytearray | memoryview | pa.Buffer, names: Sequence[str])
         # The first value begins with U+FEFF. The reader takes one away, as from a file: give it one to take.
         buffer = pa.py_buffer(_BOM + buffer.to_pybytes())
     try:
-        return csv.read_csv(
+        table = csv.read_csv(
             pa.BufferReader(buffer),
             read_options=read_options(names, buffer.size),
             parse_options=parse_options(),
@@ -69,5 +73,15 @@ def read(data: bytes | bytearray | memoryview | pa.Buffer, names: Sequence[str])
         )
     except pa.ArrowInvalid:  # its message has the row in it
         raise CastError(
-            "reading rows from COPY", f"they are not CSV of {len(names)} columns", "the table may have been altered"
+            "reading rows from COPY", f"they do not have {len(names)} columns", "the table may have been altered"
         ) from None
+    for index, column in enumerate(table.columns):
+        if any(b"\\" in memoryview(chunk.buffers()[2] or b"").tobytes() for chunk in column.chunks):
+            table = table.set_column(index, table.schema.field(index), _unescaped(column))
+    return table
+
+
+def _unescaped(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    for escaped, meant in _ESCAPED:
+        column = pc.replace_substring(column, escaped, meant)
+    return column
