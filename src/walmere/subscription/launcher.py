@@ -22,8 +22,9 @@ from typing import Any, Final, Protocol
 from walmere.changelog import manifest
 from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import SourceError, WalmereError
+from walmere.errors import ChangeLogInUse, SourceError, SourceUnavailable, WalmereError
 from walmere.lsn import Lsn
+from walmere.subscription import receiver
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
@@ -178,9 +179,17 @@ class Launcher:
 
     def run(self, until: Lsn | None = None) -> None:
         """Copy what is not copied yet, then follow; until stopped, or until everything before the LSN is applied."""
-        with ReceiverProcess(self._config_file, self._config, until) as receiver, ThreadPoolExecutor(COPIES) as pool:
-            while not (self._config.changelog / manifest.NAME).exists() and not self._stopping.is_set():
-                receiver.check()
+        log = self._config.changelog / manifest.NAME
+        if not log.exists():
+            # the receiver would do it, but it has to start first; and it goes on trying where we would not
+            with contextlib.suppress(SourceUnavailable, ChangeLogInUse):
+                receiver.prepare(self._config)
+        with (
+            ReceiverProcess(self._config_file, self._config, until) as process,
+            ThreadPoolExecutor(COPIES) as pool,
+        ):
+            while not log.exists() and not self._stopping.is_set():
+                process.check()
                 time.sleep(_POLL)
             if self._stopping.is_set():
                 return
@@ -188,7 +197,7 @@ class Launcher:
             query: Query | None = None
             try:
                 while not self._stopping.is_set() and not (copies.done() and self._applied(until, query)):
-                    receiver.check()
+                    process.check()
                     if query is not None:
                         self._check(query)
                     elif self._has_something_to_apply(until, copies):

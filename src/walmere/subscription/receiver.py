@@ -196,6 +196,16 @@ class Receiver:
         temporary.rename(path)
 
 
+def prepare(config: Config) -> None:
+    """Make the slot and an empty log, if they are new: from then on a copy may begin, whoever receives, and when."""
+    lock = Lock(config.changelog)
+    try:
+        with closing(_Session(config)) as session:
+            session.prepare(config.changelog)
+    finally:
+        lock.release()
+
+
 class _Log:
     """The writing end of the change log, opened when the source has said what it has confirmed."""
 
