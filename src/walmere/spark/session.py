@@ -16,6 +16,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from walmere.errors import ConfigError, NotConfigured
+from walmere.spark.daemon import NICE
 
 _JAVA: Final = 17
 _ATTEMPTS: Final = 4  # of a task, as on a cluster
@@ -52,7 +53,8 @@ def session(name: str, master: str, settings: Mapping[str, str], log: Path | Non
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach it
         master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)  # else no task is tried again
     builder = SparkSession.builder.appName(f"walmere {name}").master(master)
-    for key, value in {**_DEFAULTS, "spark.pyspark.python": sys.executable, **settings}.items():
+    defaults = {**_DEFAULTS, f"spark.executorEnv.{NICE}": "10"} if master.startswith("local") else _DEFAULTS
+    for key, value in {**defaults, "spark.pyspark.python": sys.executable, **settings}.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryDirectory() as directory:
         path = log or Path(directory, "spark.log")
