@@ -231,9 +231,10 @@ def drop(
         print(f"there is no change log in {directory}")
         return
     loaded.changelog.rename(dropped)
-    for file in ("receiver.json", "receiver.log", "tables.json", "ledger.jsonl"):
+    for file in ("receiver.json", "receiver.log", "receiver.pids", "spark.log", "tables.json", "ledger.jsonl"):
         (directory / file).unlink(missing_ok=True)
     _delete(directory / "origins")
+    _delete(directory / "run")
     _delete(directory / "checkpoint")
     _delete(dropped)
     lock.release()

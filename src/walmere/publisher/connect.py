@@ -49,6 +49,8 @@ SESSION: Final = {
     "search_path": "",
     "row_security": "off",
     "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
 """Settings of every session: text looks the same in all of them, a copy that row security would make partial is an

@@ -21,8 +21,10 @@ from psycopg.sql import SQL, Composed
 from psycopg.sql import Literal as SqlLiteral
 
 from walmere.config import Source
+from walmere.errors import SourceError, SourceUnavailable
 from walmere.publisher.connect import conninfo_of, describe, settings, speaking
 from walmere.publisher.snapshot import Snapshot
+from walmere.publisher.table import Part
 
 CHUNK: Final = 4 << 20
 _PIECE: Final = 1 << 20
@@ -30,20 +32,31 @@ _AHEAD: Final = 4
 """Pieces that may wait for us."""
 
 
-def copy_out(source: Source, application_name: str, snapshot: Snapshot, command: Composed) -> Iterator[bytes]:
-    """The text of COPY … TO STDOUT as the snapshot sees it, in whole rows, about CHUNK bytes at a time."""
+def copy_out(
+    source: Source, application_name: str, snapshot: Snapshot, command: Composed, part: Part | None = None
+) -> Iterator[bytes]:
+    """The text of COPY … TO STDOUT as the snapshot sees it, in whole rows, about CHUNK bytes at a time.
+
+    It ends with an error if the rows of `part` are no longer on the pages they were on when its ranges were made.
+    """
     with speaking(source, f"connecting to {describe(source)}"):
         connection = _connect(conninfo_of(source, application_name))
     try:
-        with speaking(source, "importing the copy's snapshot"):
-            begin = SQL("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT {}")
-            _execute(connection, begin.format(SqlLiteral(snapshot.name)))
+        begin = SQL("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT {}")
+        try:
+            with speaking(source, "importing the copy's snapshot"):
+                _execute(connection, begin.format(SqlLiteral(snapshot.name)))
+        except SourceError as error:  # the connection that has it was cut: the copy is begun anew
+            raise SourceUnavailable(error.doing, error.wrong) from None
         copying = _Copying(connection, command)
         try:
             with speaking(source, "copying from the source"):
                 yield from _whole_rows(copying.take)
         finally:
             copying.give_up()
+        if part is not None:
+            with speaking(source, "looking where the rows lie"):
+                _require_unmoved(connection, part)
     finally:
         connection.close()
 
@@ -71,6 +84,18 @@ def _ours(error: psycopg2.Error) -> psycopg.Error:
     if error.pgcode is None:
         return psycopg.OperationalError(text)
     return psycopg.errors.lookup(error.pgcode)(text)
+
+
+def _require_unmoved(connection: Any, part: Part) -> None:
+    """COPY holds its lock until the transaction ends, so nothing can move between it and this."""
+    cursor = connection.cursor()
+    cursor.execute(
+        "SELECT pg_catalog.pg_relation_filenode(c.oid)::int8 FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
+        (part.schema, part.name),
+    )
+    if cursor.fetchone() != (part.filenode,):
+        raise psycopg.OperationalError(f"{part.schema}.{part.name} was rewritten meanwhile")
 
 
 class _Copying(io.RawIOBase):

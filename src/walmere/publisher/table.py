@@ -38,6 +38,7 @@ class Part:
     schema: str
     name: str
     pages: int | None  # None: it has no pages of its own (a foreign table)
+    filenode: int | None = None  # another one: VACUUM FULL or CLUSTER has put the rows on other pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def _parts(connection: Connection, oid: int, kind: str) -> tuple[Part, ...]:
     """The relations that hold the rows, with their size in pages."""
     rows = connection.execute(
         "SELECT n.nspname, c.relname, CASE WHEN c.relkind = 'r' THEN"
-        " (pg_relation_size(c.oid) / current_setting('block_size')::int)::int END"
+        " (pg_relation_size(c.oid) / current_setting('block_size')::int)::int END, pg_relation_filenode(c.oid)::int8"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE CASE WHEN %s THEN c.oid IN (SELECT relid FROM pg_partition_tree(%s) WHERE isleaf) ELSE c.oid = %s END"
         " ORDER BY 1, 2",

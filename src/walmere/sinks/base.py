@@ -65,7 +65,7 @@ class TableName(NamedTuple):
 class Identity:
     """How the rows of a table are told apart: `pg_class.relreplident`, and the columns of the key if there is one.
 
-    FULL with a key (a primary key beside it, known from the catalog) goes by that key. FULL without one makes the table
+    FULL with a key goes by that key (nobody gives one yet). FULL without one makes the table
     a multiset. Anything else without a key, and NOTHING always, takes inserts only.
     """
 

@@ -245,15 +245,16 @@ class Apply:
         self._tables = tables
         self._ledger = Ledger(directory)
         self._origins = Origins(directory)
+        if self._origins.applied() is None:
+            self._origins.advance("target", INVALID_LSN)  # from now on the log is kept for us
         last = self._ledger.last()
-        self._versions: dict[str, int] = dict(last.versions) if last is not None else {}
+        self._versions: dict[str, int] = {}  # not the ledger's: a batch may be in the tables and not in there
         self.applied: Lsn = last.lsn if last is not None else INVALID_LSN
         self.error: WalmereError | None = None
         self.on_batch: Callable[[list[Applied]], None] = lambda _: None
 
     def start(self) -> StreamingQuery:
         """Start the query; it goes on until stopped."""
-        self._keep_log(self.applied)
         self._spark.dataSource.register(ReferenceSource)
         stream = (
             self._spark.readStream.format(SOURCE)
@@ -268,7 +269,7 @@ class Apply:
     def _keep_log(self, applied: Lsn) -> None:
         """Retention may have what no table needs any more. A copy whose snapshot is still to come holds the line."""
         needed = state.needed_from(self._tables, applied)
-        if needed or self._origins.applied() is None:
+        if needed:
             self._origins.advance("target", needed)
 
     def _take_versions(self, tables: Iterable[TableState], applied: Iterable[Applied]) -> None:

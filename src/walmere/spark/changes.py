@@ -22,7 +22,7 @@ from walmere.pgoutput.relation import RelationVersion
 from walmere.sinks.base import Identity
 from walmere.spark.fold import TRUNCATE, Changes
 from walmere.subscription.plan import BlockRef, messages
-from walmere.subscription.rejects import Rejects
+from walmere.subscription.rejects import Rejects, rejected_key
 from walmere.types import PgType
 from walmere.types.base import Codec
 from walmere.types.codec import codec
@@ -101,10 +101,17 @@ def _typed(
         pa.table(rejects.cast(new, codecs, lsn), schema=schema),
         tuple(values.unchanged for values in rows.new),
         rows.old_kind,
-        None
-        if old is None
-        else pa.table([e.cast(c).values for e, c in zip(codecs, old.columns, strict=True)], schema=schema),
+        None if old is None else pa.table(_old(old, codecs, _key(relation)), schema=schema),
     )
+
+
+def _old(text: pa.Table, codecs: Sequence[Codec], key: tuple[str, ...]) -> list[pa.Array]:
+    """Old tuples; what the target cannot hold of them is NULL there, too, but a key must be exact."""
+    casts = [each.cast(column) for each, column in zip(codecs, text.columns, strict=True)]
+    for name, cast in zip(text.column_names, casts, strict=True):
+        if name in key and cast.rejected is not None and cast.rejected.any():
+            raise rejected_key(name)
+    return [cast.values for cast in casts]
 
 
 def _truncate(schema: pa.Schema) -> Changes:

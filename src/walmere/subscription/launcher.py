@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from walmere.changelog import manifest
 from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import ChangeLogInUse, SourceError, SourceUnavailable, WalmereError
+from walmere.errors import ChangeLogInUse, SlotInUse, SourceError, SourceUnavailable, WalmereError
 from walmere.lsn import Lsn
 from walmere.subscription import receiver
 from walmere.subscription.state import TableState
@@ -85,7 +85,8 @@ class ReceiverProcess:
         holder = Lock.holder(self._changelog)
         if holder is None or not self._pids.exists():
             return
-        receiver, launcher = map(int, self._pids.read_text().split())
+        pids = self._pids.read_text().split()
+        receiver, launcher = map(int, pids) if len(pids) == 2 else (0, 0)  # torn by a crash
         if receiver == holder and not _is_alive(launcher):  # who has the lock cannot be another with its number
             os.kill(receiver, signal.SIGTERM)
             deadline = time.monotonic() + _PATIENCE
@@ -179,11 +180,19 @@ class Launcher:
 
     def run(self, until: Lsn | None = None) -> None:
         """Copy what is not copied yet, then follow; until stopped, or until everything before the LSN is applied."""
+        directory = self._config.subscription.directory
+        try:
+            lock = Lock(directory / "run")
+        except ChangeLogInUse as error:
+            raise ChangeLogInUse(f"running the subscription in {directory}", error.wrong, "one is enough") from None
+        try:
+            self._run(until)
+        finally:
+            lock.release()
+
+    def _run(self, until: Lsn | None) -> None:
         log = self._config.changelog / manifest.NAME
-        if not log.exists():
-            # the receiver would do it, but it has to start first; and it goes on trying where we would not
-            with contextlib.suppress(SourceUnavailable, ChangeLogInUse):
-                receiver.prepare(self._config)
+        self._prepare()
         with (
             ReceiverProcess(self._config_file, self._config, until) as process,
             ThreadPoolExecutor(COPIES) as pool,
@@ -207,8 +216,31 @@ class Launcher:
             finally:
                 if query is not None:
                     query.stop()
-                if copies.cancel():
+                while copies.cancel():  # again: one may have been between two things that can be cancelled
                     self._sync.stop()
+                    time.sleep(_POLL)
+
+    def _prepare(self) -> None:
+        """Make slot and log, or see that they and the source belong together, before anything is copied.
+
+        The receiver does it, too, but has to start first; and it goes on trying where we would not. In a thread,
+        because a new slot waits for every transaction that is running, and we may be told to end meanwhile.
+        """
+        done: Future[None] = Future()
+
+        def prepare() -> None:
+            try:
+                receiver.prepare(self._config)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=prepare, daemon=True).start()
+        while not done.done() and not self._stopping.is_set():
+            time.sleep(_POLL / 10)
+        if done.done():
+            with contextlib.suppress(SourceUnavailable, ChangeLogInUse, SlotInUse):
+                done.result()
 
     def _has_something_to_apply(self, until: Lsn | None, copies: Copies) -> bool:
         """A table that was just copied has all there was before its snapshot; and the query's start takes seconds."""

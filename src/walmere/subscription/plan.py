@@ -114,6 +114,12 @@ class Planner:
             self.close()
             self._open()
             self._read()
+            if oldest < self.start_lsn:
+                raise ChangeLogError(
+                    f"reading the change log in {self._directory} from {oldest}",
+                    f"it begins at {self.start_lsn}; what was before has been removed",
+                    "`walmere drop`, then begin anew; subscription.keep_seconds says how long the log is kept",
+                )
         made = Plan(end, definitions=self._definitions)
         for record in self._records:
             if record.end_lsn > end:

@@ -6,7 +6,7 @@ Three positions, all of them real:
     durable    everything before here is fsynced in the change log: this is what the slot may forget
     applied    every sink has it (0/0 without one)
 
-It is lazy (DESIGN 7): when the socket is empty it does not wait for the next message but for some milliseconds, so that
+It is lazy: when the socket is empty it does not wait for the next message but for some milliseconds, so that
 walsender fills its buffer. It feeds the log when enough has come, or when the oldest message has waited for the age at
 which a segment is cut.
 

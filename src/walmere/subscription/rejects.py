@@ -14,8 +14,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from walmere.errors import WalmereError
 from walmere.sinks.base import TableName
 from walmere.types.base import Codec
+
+
+def rejected_key(column: str) -> WalmereError:
+    """Two such rows would be one in the target: NULL is no key."""
+    return WalmereError(
+        f"casting column {column}, which is of the key",
+        "it has a value that the target's type cannot hold, such as infinity or a date BC",
+        "choose another REPLICA IDENTITY, or leave the table out of the publication",
+    )
 
 
 class Rejects:
@@ -41,6 +51,8 @@ class Rejects:
             cast = each.cast(column)
             values.append(cast.values)
             if cast.rejected is not None and cast.rejected.any():
+                if name in self._key:
+                    raise rejected_key(name)
                 self._keep(text, name, np.flatnonzero(cast.rejected), lsn)
         return values
 

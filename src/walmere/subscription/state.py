@@ -69,6 +69,10 @@ class TableState:
         return str(self.table)
 
     @property
+    def copying(self) -> bool:
+        return self.phase is Phase.DATA_SYNC
+
+    @property
     def position(self) -> Lsn | None:
         """What committed before it is in the table. None: nothing is, yet."""
         return self.applied_lsn if self.phase.copied else None
@@ -103,7 +107,7 @@ def needed_from(states: Iterable[TableState], applied_lsn: Lsn) -> Lsn:
 
 
 def copy_failed(state: TableState, error: str | None) -> TableState:
-    """d → i: it will be tried again; the others go on meanwhile."""
+    """d → i: it will be tried again."""
     _require(state, Phase.INIT, Phase.DATA_SYNC)
     return replace(state, phase=Phase.INIT, snapshot_lsn=INVALID_LSN, error=error)
 

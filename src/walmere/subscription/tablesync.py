@@ -90,7 +90,7 @@ def copy_piece(task: CopyTask) -> Copied:
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal rows
         command = table.copy_command(task.table, task.piece)
-        for text in copy.copy_out(task.source, "walmere copy", task.snapshot, command):
+        for text in copy.copy_out(task.source, "walmere copy", task.snapshot, command, task.piece.part):
             parsed = copytext.read(text, names)
             rows += parsed.num_rows
             lsn = np.full(parsed.num_rows, task.snapshot.lsn, np.uint64)
@@ -141,6 +141,8 @@ class TableSync:
             catalog.require_publications(connection, self._source.publications)
             published = catalog.published_tables(connection, self._source.publications)
         new = [TableState(TableName(t.schema, t.name), t.oid) for t in published if t.oid not in self._tables]
+        left = {t.oid for t in published}
+        new += [state.copy_failed(each, None) for each in self._tables if each.copying and each.oid not in left]
         if new:
             self._tables.put(*new)
         return [state for t in published if not (state := self._tables[t.oid]).phase.copied]
