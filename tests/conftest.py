@@ -13,18 +13,59 @@ import pytest
 from walmere.config import Config, Source, Subscription
 from walmere.demo.server import LOGICAL, Server, binaries
 
-VERSIONS = sorted({version for version in binaries() if version in (15, 18)}, reverse=True)
+BINARIES = binaries(sorted((Path(__file__).parents[1] / ".servers").glob("*/bin")))  # scripts/matrix.py fills it
+VERSIONS = sorted({version for version in BINARIES if version in (15, 18)}, reverse=True)
 _numbers = itertools.count(1)
 _servers: dict[int, Server] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--postgres", type=int, metavar="N", help="the only version to test on (default: 18, and 15)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    version = config.getoption("--postgres")
+    if version is not None and version not in BINARIES:
+        raise pytest.UsageError(f"no PostgreSQL {version} on this machine; there is {', '.join(map(str, BINARIES))}")
+
+
+def versions(config: pytest.Config) -> list[int]:
+    """The versions that a test runs on which is to run on several."""
+    version = config.getoption("--postgres")
+    return VERSIONS if version is None else [version]
+
+
+def version_under_test(config: pytest.Config) -> int:
+    """The version that a test runs on which is to run on one."""
+    version: int | None = config.getoption("--postgres")
+    return 18 if version is None else version
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Here, and not where the fixtures are: what stands there is read before the options are."""
+    several = ["server", "scram_server"]
+    marker = metafunc.definition.get_closest_marker("server")
+    if marker and marker.kwargs.get("every_version"):
+        several.append("private_server")
+    for name in sorted({*several} & {*metafunc.fixturenames}):
+        metafunc.parametrize(name, versions(metafunc.config), indirect=True, ids=lambda version: f"pg{version}")
 
 
 def server_of(version: int) -> Server:
     """The session's server of this version, started when first asked for."""
     if version not in _servers:
-        server = Server(binaries()[version], {**LOGICAL, "fsync": "off", "max_wal_size": "2GB"})
+        server = Server(BINARIES[version], {**LOGICAL, "fsync": "off", "max_wal_size": "2GB"})
         _servers[version] = server
         server.start()
     return _servers[version]
+
+
+def _skip_before(request: pytest.FixtureRequest, version: int) -> None:
+    """Skip a test that is about what this version does not have yet."""
+    for marker in request.node.iter_markers("since"):
+        since, what = marker.args
+        if version < since:
+            pytest.skip(f"PostgreSQL {version} has no {what}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,27 +75,40 @@ def _remove_servers() -> Iterator[None]:
         server.remove()
 
 
-@pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")
+@pytest.fixture
 def server(request: pytest.FixtureRequest) -> Server:
-    """A running publisher, of every version there is."""
+    """A running publisher, of every version under test."""
+    _skip_before(request, request.param)
     return server_of(request.param)
 
 
 @pytest.fixture
-def server18() -> Server:
-    """A running publisher of the version that comes with the package."""
-    return server_of(18)
+def server_under_test(request: pytest.FixtureRequest) -> Server:
+    """A running publisher of the version under test; 18 unless told otherwise."""
+    version = version_under_test(request.config)
+    _skip_before(request, version)
+    return server_of(version)
+
+
+@pytest.fixture
+def server18(server_under_test: Server) -> Server:
+    """The version under test; 18 unless told otherwise."""
+    return server_under_test
 
 
 @pytest.fixture
 def private_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server that a test may stop, kill or configure."""
+    """A server that a test may stop, kill or configure: of the version under test, unless its marker says another."""
     marker = request.node.get_closest_marker("server")
-    version = marker.kwargs.get("version", 18) if marker else 18
-    if version not in binaries():
+    wanted = marker.kwargs if marker else {}
+    default = request.param if wanted.get("every_version") else version_under_test(request.config)
+    version = wanted.get("version", default)
+    if version not in BINARIES:
         pytest.skip(f"no PostgreSQL {version} on this machine")
-    settings = dict(marker.kwargs.get("settings", {})) if marker else {}
-    server = Server(binaries()[version], {**LOGICAL, **settings})
+    if request.config.getoption("--postgres") not in (None, version):
+        pytest.skip(f"this is about PostgreSQL {version}")
+    _skip_before(request, version)
+    server = Server(BINARIES[version], {**LOGICAL, **wanted.get("settings", {})})
     server.start()
     yield server
     server.remove()
@@ -122,15 +176,21 @@ class Database:
 
 @pytest.fixture
 def database(server: Server) -> Iterator[Database]:
-    """A fresh database on a server of every version there is."""
+    """A fresh database on a server of every version under test."""
     database = Database(server)
     yield database
     database.drop()
 
 
 @pytest.fixture
-def database18(server18: Server) -> Iterator[Database]:
-    """A fresh database on the version that comes with the package."""
-    database = Database(server18)
+def database_under_test(server_under_test: Server) -> Iterator[Database]:
+    """A fresh database on the version under test; 18 unless told otherwise."""
+    database = Database(server_under_test)
     yield database
     database.drop()
+
+
+@pytest.fixture
+def database18(database_under_test: Database) -> Database:
+    """A fresh database on the version under test; 18 unless told otherwise."""
+    return database_under_test

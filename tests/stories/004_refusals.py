@@ -148,14 +148,8 @@ def test_a_slot_dropped_under_a_receiver_ends_it(database: Database, tmp_path: P
         assert isinstance(background.join(), SlotMissing)
 
 
-@pytest.mark.parametrize(
-    "version",
-    [
-        pytest.param(v, marks=pytest.mark.server(version=v, settings={"fsync": "off", "max_wal_size": "32MB"}))
-        for v in (15, 18)
-    ],
-)
-def test_a_slot_whose_wal_is_gone_is_lost(private_server: Server, tmp_path: Path, version: int) -> None:
+@pytest.mark.server(every_version=True, settings={"fsync": "off", "max_wal_size": "32MB"})
+def test_a_slot_whose_wal_is_gone_is_lost(private_server: Server, tmp_path: Path) -> None:
     database = Database(private_server)
     database.execute(*TABLE)
     config = database.config(tmp_path / "s")
