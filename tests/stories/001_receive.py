@@ -150,7 +150,8 @@ def test_the_origin_of_replicated_transactions_is_kept(database: Database, tmp_p
         "INSERT INTO t VALUES (3)",
     )
     receive_all(database, config)
-    assert [transaction.origin for transaction in logged(config)] == [None, name, None]
+    # PostgreSQL 14 sends transactions that changed nothing published, too
+    assert [transaction.origin for transaction in logged(config) if transaction.changes] == [None, name, None]
 
 
 def test_any_arrow_tool_can_open_a_segment(database: Database, tmp_path: Path) -> None:

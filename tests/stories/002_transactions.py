@@ -141,6 +141,7 @@ def test_without_streaming_a_large_transaction_is_spooled_and_published_by_refer
     assert not any(segment.streamed for segment in transaction.segments)
 
 
+@pytest.mark.since(15, "two-phase commits in pgoutput")
 @pytest.mark.parametrize("count", [5, BIG], ids=["small", "streamed"])
 def test_a_prepared_transaction_counts_from_its_commit_prepared(database: Database, tmp_path: Path, count: int) -> None:
     database.execute(
@@ -170,6 +171,7 @@ def test_a_prepared_transaction_counts_from_its_commit_prepared(database: Databa
     assert files(config) == named_files(config)
 
 
+@pytest.mark.since(15, "two-phase commits in pgoutput")
 @pytest.mark.parametrize("count", [5, BIG], ids=["small", "streamed"])
 def test_a_rolled_back_prepared_transaction_leaves_nothing(database: Database, tmp_path: Path, count: int) -> None:
     database.execute(

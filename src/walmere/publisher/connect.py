@@ -256,6 +256,8 @@ def translate(error: psycopg.Error, doing: str, scrub: Scrub = lambda text: text
     if isinstance(error, pg.UndefinedObject) and "replication slot" in text:
         return SlotMissing(doing, text, MISSING)
     if isinstance(error, pg.UndefinedObject) and "publication" in text:
+        if "output plugin" in (error.diag.context or ""):
+            return PublicationMissing(doing, text, UNDECODABLE)
         return PublicationMissing(doing, text, "CREATE PUBLICATION … on the source, or correct source.publications")
     if isinstance(error, pg.ConfigurationLimitExceeded):
         return NotConfigured(
@@ -274,6 +276,10 @@ _PASSING: Final = frozenset({"08", "53", "57", "58", "XX"})
 LOST: Final = (
     "the source removed WAL that the slot needed: `walmere drop`, then begin anew; "
     "raise max_slot_wal_keep_size so that it does not happen again"
+)
+UNDECODABLE: Final = (
+    "PostgreSQL before 18 never decodes what was changed while a publication was missing, even if it is there again: "
+    "see that it is, then `walmere drop`, and begin anew"
 )
 MISSING: Final = "somebody dropped the slot, so changes may be lost: `walmere drop`, then begin anew"
 
