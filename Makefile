@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench bench-receive clean help
+.PHONY: demo test test-matrix lint bench bench-receive clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)   ## a minute: a PostgreSQL of its own, live writers, Spark, and the proof; ARGS="--json --seconds 10"
@@ -24,6 +24,10 @@ test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 	@scripts/java
 	$(BIN)/pytest
 
+test-matrix: $(READY)  ## the stories on every PostgreSQL from 14 to 18; ARGS="--postgres 14 -k mirror"
+	@scripts/java
+	@$(BIN)/python scripts/matrix.py $(ARGS)
+
 lint: $(READY)   ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,4 +42,4 @@ bench-receive: $(READY)  ## receiving, side by side with pg_recvlogical
 	$(BIN)/python -m bench.receive
 
 clean:           ## remove what these targets made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/results walmere-demo
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .servers bench/results walmere-demo
