@@ -289,7 +289,14 @@ class Apply:
             # short: Spark looks through the text with a regular expression that overflows on a long one
             self.error = failure(error)
             raise self.error from None
-        results: list[Applied | Batch] = [pickle.loads(row.result) for row in rows]  # noqa: S301
+        try:
+            self._record([pickle.loads(row.result) for row in rows])  # noqa: S301
+        except WalmereError as error:
+            self.error = error  # Spark would bring back its text only
+            raise
+
+    def _record(self, results: list[Applied | Batch]) -> None:
+        """Commit what tasks have staged, and write down where each table stands."""
         [batch] = [result for result in results if isinstance(result, Batch)]
         tasks = [result for result in results if isinstance(result, Applied)]
         applied = commit_staged(self._sink, tasks, batch.end_lsn)
