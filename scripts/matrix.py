@@ -146,7 +146,8 @@ def table(runs: dict[int, Run], missing: dict[int, str]) -> str:
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
-    lines += [f"\nno PostgreSQL {version}: {why}" for version, why in sorted(missing.items())]
+    if missing:
+        lines += ["", *(f"no PostgreSQL {version}: {why}" for version, why in sorted(missing.items()))]
     for outcome in ("skipped", "failed"):
         remarks = [(v, *rest) for v, r in sorted(runs.items()) for what, *rest in r.remarks if what == outcome]
         if remarks:
