@@ -307,7 +307,7 @@ def test_a_table_without_replica_identity_is_a_problem(database: Database) -> No
     database.execute(
         "CREATE TABLE bare (id int)",
         "CREATE TABLE nullable (id int UNIQUE)",
-        'CREATE TABLE "Unique" (id int NOT NULL CONSTRAINT "U" UNIQUE)',
+        'CREATE TABLE "Unique" (id int NOT NULL, v int, CONSTRAINT "U" UNIQUE (id) INCLUDE (v))',
         "CREATE TABLE nothing (id int PRIMARY KEY)",
         "ALTER TABLE nothing REPLICA IDENTITY NOTHING",
         "CREATE TABLE dropped (id int PRIMARY KEY, v int NOT NULL DEFAULT 0 UNIQUE)",

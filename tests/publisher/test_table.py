@@ -125,6 +125,16 @@ def test_column_lists_and_row_filters_hold(database: Database) -> None:
     assert len(copied(database, "t", 1, "pub", "other")) == 11
 
 
+def test_the_key_of_an_index_is_without_what_it_includes(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (a text, b int NOT NULL, c date, d int NOT NULL)",
+        "CREATE UNIQUE INDEX i ON t (d, b) INCLUDE (a, c)",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX i",
+        "CREATE PUBLICATION pub FOR TABLE t",
+    )
+    assert described(database, "t").key == ("b", "d")
+
+
 def test_a_partitioned_table_is_copied_from_its_leaves(database: Database) -> None:
     database.execute(
         "CREATE TABLE p (id int, region text, PRIMARY KEY (id, region)) PARTITION BY LIST (region)",

@@ -269,7 +269,8 @@ def replica_identity(connection: Connection, source: Source) -> Check:
             WHERE x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indisvalid
               AND x.indpred IS NULL AND x.indexprs IS NULL
               AND NOT EXISTS (SELECT FROM pg_attribute a
-                              WHERE a.attrelid = c.oid AND a.attnum = ANY(x.indkey) AND NOT a.attnotnull)
+                              WHERE a.attrelid = c.oid AND NOT a.attnotnull
+                                AND a.attnum = ANY((x.indkey::int2[])[0:x.indnkeyatts - 1]))
             ORDER BY x.indisprimary DESC, 1 LIMIT 1) i ON true
         WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.relreplident <> 'f'
           AND pg_get_replica_identity_index(c.oid) IS NULL

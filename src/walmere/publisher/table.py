@@ -85,7 +85,9 @@ def describe(connection: Connection, publications: tuple[str, ...], oid: int) ->
     columns = tuple(
         Column(*each)
         for each in connection.execute(
-            "SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, coalesce(a.attnum = ANY(i.indkey), false)"
+            # an index's INCLUDE columns stand behind its key
+            "SELECT a.attnum, a.attname, a.atttypid, a.atttypmod,"
+            " coalesce(a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]), false)"
             " FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(%s)"
             " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
             " AND (a.attname = ANY(%s) OR (%s AND a.attgenerated = '')) ORDER BY a.attnum",
