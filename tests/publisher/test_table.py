@@ -6,6 +6,7 @@ import threading
 
 import psycopg
 import pytest
+from psycopg.sql import SQL
 
 from conftest import Database
 from walmere.config import Source
@@ -149,6 +150,12 @@ def test_a_partitioned_table_is_copied_from_its_leaves(database: Database) -> No
     assert {part.name for part in described(database, "p").parts} == {"p_eu", "p_rest_1", "p_rest_2"}
     rows = copied(database, "p", 4)
     assert sorted(rows) == sorted((str(i), r) for i, r in database.rows("SELECT id, region FROM p"))
+
+
+def test_a_copy_that_cannot_even_be_asked_for_ends_with_its_error(database: Database) -> None:
+    source = source_of(database)
+    with snapshot.exported(source, "pg_t_sync") as made, pytest.raises(UnicodeEncodeError):
+        list(copy.copy_out(source, "test", made, SQL("COPY (SELECT '\ud800') TO STDOUT").format()))
 
 
 def test_odd_names_and_empty_tables_work(database: Database) -> None:

@@ -46,12 +46,14 @@ SESSION: Final = {
     "TimeZone": "UTC",
     "extra_float_digits": "3",
     "bytea_output": "hex",
+    "quote_all_identifiers": "off",
     "search_path": "",
     "row_security": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    "transaction_timeout": "0",
 }
 """Settings of every session: text looks the same in all of them, a copy that row security would make partial is an
 error instead, and no timeout that is meant for people's queries ends ours."""
@@ -77,16 +79,18 @@ def connect(source: Source, application_name: str, *, replication: bool = False)
 def conninfo_of(source: Source, application_name: str, **more: str) -> str:
     """The connection string for libpq, with its secrets."""
     defaults = {"connect_timeout": _CONNECT_TIMEOUT, "keepalives_idle": "30"}
-    return make_conninfo("", **{**defaults, **_parameters(source), "application_name": application_name, **more})
+    # drivers take it from here: one that finds out later still writes non-ASCII names in the database's encoding
+    ours = {"client_encoding": SESSION["client_encoding"], "application_name": application_name}
+    return make_conninfo("", **{**defaults, **_parameters(source), **ours, **more})
 
 
 def settings() -> Composed:
-    """The statement that makes a session one of ours."""
-    each = (
-        SQL("pg_catalog.set_config({}, {}, false)").format(SqlLiteral(name), SqlLiteral(value))
-        for name, value in SESSION.items()
-    )
-    return SQL("SELECT ") + SQL(", ").join(each)
+    """The statement that makes a session one of ours. What this version of the server does not have is left out."""
+    each = (SQL("({}, {})").format(SqlLiteral(name), SqlLiteral(value)) for name, value in SESSION.items())
+    return SQL(
+        "SELECT pg_catalog.set_config(ours.name, ours.value, false) FROM (VALUES {}) AS ours (name, value)"
+        " WHERE pg_catalog.current_setting(ours.name, true) IS NOT NULL"
+    ).format(SQL(", ").join(each))
 
 
 _NOWHERE: Final = "/nonexistent/walmere"

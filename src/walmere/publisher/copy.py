@@ -105,7 +105,7 @@ class _Copying(io.RawIOBase):
         self._connection = connection
         self._command = command.as_string(None)
         self._pieces: Queue[bytes] = Queue(_AHEAD)
-        self._error: psycopg2.Error | None = None
+        self._error: Exception | None = None
         self._given_up = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -115,10 +115,10 @@ class _Copying(io.RawIOBase):
             file = io.BufferedWriter(self, _PIECE)
             self._connection.cursor().copy_expert(self._command, file)
             file.flush()
-        except psycopg2.Error as error:
-            self._error = error
         except BrokenPipeError:
             pass
+        except Exception as error:  # whatever it is: somebody waits for us
+            self._error = error
         self._pieces.put(b"")
 
     def writable(self) -> bool:
@@ -135,7 +135,7 @@ class _Copying(io.RawIOBase):
         """The next piece; nothing at its end. Raises what it ended with, if that was an error."""
         piece = self._pieces.get()
         if not piece and self._error is not None:
-            raise _ours(self._error)
+            raise _ours(self._error) if isinstance(self._error, psycopg2.Error) else self._error
         return piece
 
     def give_up(self) -> None:
