@@ -268,3 +268,24 @@ def test_published_tables_come_with_their_columns(database: Database) -> None:
         ("My Schema", "T 1", ("id", "Größe")),
         ("public", "whole", ("id", "v")),
     ]
+
+
+def test_a_partition_is_its_ancestors_where_one_publication_says_so(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE low PARTITION OF root FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE branch PARTITION OF root FOR VALUES FROM (10) TO (30) PARTITION BY RANGE (id)",
+        "CREATE TABLE mid PARTITION OF branch FOR VALUES FROM (10) TO (20)",
+        "CREATE TABLE high PARTITION OF branch FOR VALUES FROM (20) TO (30)",
+        "CREATE PUBLICATION leaves FOR TABLE root",
+        "CREATE PUBLICATION one FOR TABLE branch WITH (publish_via_partition_root)",
+        "CREATE PUBLICATION all_of_it FOR TABLE root WITH (publish_via_partition_root)",
+    )
+    with closing(connect(source_of(database), "test")) as connection:
+
+        def published(*names: str) -> list[str]:
+            return [table.name for table in published_tables(connection, names)]
+
+        assert published("leaves") == ["high", "low", "mid"]
+        assert published("leaves", "one") == ["branch", "low"]
+        assert published("leaves", "one", "all_of_it") == ["root"]

@@ -38,14 +38,22 @@ def require_publications(connection: Connection, names: tuple[str, ...]) -> None
 
 
 def published_tables(connection: Connection, names: tuple[str, ...]) -> list[PublishedTable]:
-    """The tables of the publications, with the columns that are published."""
+    """The tables of the publications, with the columns that are published.
+
+    A partition is left out if one of them publishes an ancestor of it in its place: whatever the others say, the stream
+    has its changes as that ancestor's.
+    """
     # PostgreSQL 14 has no column lists, and no column for them
     columns = "t.attnames" if connection.info.server_version >= 150_000 else "NULL::name[]"
     rows = connection.execute(
-        f"SELECT DISTINCT c.oid, t.schemaname, t.tablename, {columns} FROM pg_catalog.pg_publication_tables t"  # noqa: S608
+        f"WITH published AS ("  # noqa: S608
+        f"SELECT DISTINCT c.oid, t.schemaname, t.tablename, {columns} FROM pg_catalog.pg_publication_tables t"
         " JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname"
         " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename"
-        " WHERE t.pubname = ANY(%s) ORDER BY 2, 3",
+        " WHERE t.pubname = ANY(%s)"
+        ") SELECT * FROM published WHERE NOT EXISTS ("
+        "SELECT FROM pg_catalog.pg_partition_ancestors(oid) AS a JOIN published AS p ON p.oid = a.relid"
+        " WHERE p.oid <> published.oid) ORDER BY 2, 3",
         [list(names)],
     )
     return [PublishedTable(oid, schema, name, tuple(attnames or ())) for oid, schema, name, attnames in rows]
