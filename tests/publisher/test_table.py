@@ -9,6 +9,7 @@ import pytest
 from psycopg.sql import SQL
 
 from conftest import Database
+from publisher.conftest import source_of as source_as
 from walmere.config import Source
 from walmere.pgoutput import messages as m
 from walmere.pgoutput.decode import decode
@@ -150,6 +151,28 @@ def test_a_partitioned_table_is_copied_from_its_leaves(database: Database) -> No
     assert {part.name for part in described(database, "p").parts} == {"p_eu", "p_rest_1", "p_rest_2"}
     rows = copied(database, "p", 4)
     assert sorted(rows) == sorted((str(i), r) for i, r in database.rows("SELECT id, region FROM p"))
+
+
+def test_rows_that_may_be_read_but_not_by_page_or_partition_are_one_piece(database: Database, role: str) -> None:
+    database.execute(
+        "CREATE TABLE parent (id int PRIMARY KEY, secret text)",
+        "CREATE TABLE child () INHERITS (parent)",
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p_1 PARTITION OF p FOR VALUES FROM (0) TO (50000)",
+        "CREATE TABLE p_2 PARTITION OF p FOR VALUES FROM (50000) TO (100000)",
+        "INSERT INTO parent SELECT generate_series(1, 5000)",
+        "INSERT INTO child SELECT generate_series(5001, 5100)",
+        "INSERT INTO p SELECT generate_series(1, 100000, 20)",
+        f'GRANT SELECT (id) ON parent TO "{role}"',
+        f'GRANT SELECT ON p, p_1 TO "{role}"',
+        "CREATE PUBLICATION pub FOR TABLE ONLY parent (id), p WITH (publish_via_partition_root = true)",
+    )
+    source = source_as(database, user=role)
+    for name in ("parent", "p"):
+        with snapshot.exported(source, "pg_t_sync") as made:
+            rows = _copied(database, source, made, name, 4)
+        only = "ONLY" if name == "parent" else ""
+        assert sorted(rows) == sorted((str(i),) for (i,) in database.rows(f"SELECT id FROM {only} {name}"))
 
 
 def test_a_copy_that_cannot_even_be_asked_for_ends_with_its_error(database: Database) -> None:

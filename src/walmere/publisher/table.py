@@ -37,8 +37,9 @@ class Part:
 
     schema: str
     name: str
-    pages: int | None  # None: it has no pages of its own (a foreign table)
+    pages: int | None  # None: it has no pages of its own (a foreign table), or the role may not go by them
     filenode: int | None = None  # another one: VACUUM FULL or CLUSTER has put the rows on other pages
+    whole_tree: bool = False  # a partitioned table, read with all its partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ def describe(connection: Connection, publications: tuple[str, ...], oid: int) ->
         )
     )
     filters = _row_filters(connection, publications, oid)
-    return Table(oid, schema, name, ReplicaIdentity(identity), columns, filters, _parts(connection, oid, kind))
+    parts = _parts(connection, oid, kind, Part(schema, name, None, whole_tree=True))
+    return Table(oid, schema, name, ReplicaIdentity(identity), columns, filters, parts)
 
 
 def _published_columns(
@@ -127,17 +129,24 @@ def _row_filters(connection: Connection, publications: tuple[str, ...], oid: int
     return " OR ".join(f"({expression})" for (expression,) in filters)
 
 
-def _parts(connection: Connection, oid: int, kind: str) -> tuple[Part, ...]:
-    """The relations that hold the rows, with their size in pages."""
+def _parts(connection: Connection, oid: int, kind: str, root: Part) -> tuple[Part, ...]:
+    """The relations that hold the rows, with their size in pages.
+
+    Pages are told by `ctid`, and partitions are read directly; both takes SELECT on the whole of the relation itself. A
+    role that has it on some columns, or on the root only, may read the rows all the same, but in one piece.
+    """
     rows = connection.execute(
-        "SELECT n.nspname, c.relname, CASE WHEN c.relkind = 'r' THEN"
-        " (pg_relation_size(c.oid) / current_setting('block_size')::int)::int END, pg_relation_filenode(c.oid)::int8"
+        "SELECT n.nspname, c.relname, CASE WHEN c.relkind = 'r' AND has_table_privilege(c.oid, 'SELECT') THEN"
+        " (pg_relation_size(c.oid) / current_setting('block_size')::int)::int END, pg_relation_filenode(c.oid)::int8,"
+        " has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE')"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE CASE WHEN %s THEN c.oid IN (SELECT relid FROM pg_partition_tree(%s) WHERE isleaf) ELSE c.oid = %s END"
         " ORDER BY 1, 2",
         [kind == "p", oid, oid],
-    )
-    return tuple(Part(*row) for row in rows)
+    ).fetchall()
+    if kind == "p" and not all(readable for *_, readable in rows):
+        return (root,)
+    return tuple(Part(*row) for *row, _ in rows)
 
 
 def ranges(table: Table, at_least: int = 1, page_bytes: int = 8192) -> list[Range]:
@@ -166,7 +175,7 @@ def copy_command(table: Table, piece: Range) -> Composed:
         conditions.append(SQL("(") + SQL(table.row_filter) + SQL(")"))
     columns = SQL(", ").join(Identifier(column.name) for column in table.columns)
     where = SQL(" WHERE ") + SQL(" AND ").join(conditions) if conditions else SQL("")
-    only = SQL("ONLY ") if piece.part.pages is not None else SQL("")
+    only = SQL("") if piece.part.whole_tree else SQL("ONLY ")
     relation = Identifier(piece.part.schema, piece.part.name)
     select = SQL("SELECT {} FROM {}{}{}").format(columns, only, relation, where)
     return SQL("COPY ({}) TO STDOUT ({})").format(select, SQL(COPY_OPTIONS))
