@@ -279,6 +279,21 @@ def test_row_security_that_applies_to_the_role_is_a_problem(shop: Database, role
     assert_fixed(shop, source, "row_security")
 
 
+def test_row_security_of_a_partition_is_a_problem_of_its_root(database: Database, role: str) -> None:
+    database.execute(
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE low PARTITION OF root FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE high PARTITION OF root FOR VALUES FROM (10) TO (20)",
+        "ALTER TABLE high ENABLE ROW LEVEL SECURITY",
+        "CREATE PUBLICATION pub FOR TABLE root WITH (publish_via_partition_root)",
+    )
+    source = source_of(database, user=role)
+    [(level, what, fix)] = trouble(source, "row_security")
+    assert (level, fix) == ("problem", f'ALTER ROLE "{role}" BYPASSRLS;')
+    assert "public.high" in what
+    assert_fixed(database, source, "row_security")
+
+
 def test_a_publication_that_is_missing_is_a_problem(shop: Database) -> None:
     source = source_of(shop, "pub", 'My "pub"')
     [(level, _, fix)] = trouble(source, "publication")

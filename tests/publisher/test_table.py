@@ -11,6 +11,7 @@ from psycopg.sql import SQL
 from conftest import Database
 from publisher.conftest import source_of as source_as
 from walmere.config import Source
+from walmere.errors import AccessRefused
 from walmere.pgoutput import messages as m
 from walmere.pgoutput.decode import decode
 from walmere.publisher import copy, snapshot, table
@@ -173,6 +174,23 @@ def test_rows_that_may_be_read_but_not_by_page_or_partition_are_one_piece(databa
             rows = _copied(database, source, made, name, 4)
         only = "ONLY" if name == "parent" else ""
         assert sorted(rows) == sorted((str(i),) for (i,) in database.rows(f"SELECT id FROM {only} {name}"))
+
+
+def test_a_table_with_policies_for_the_role_is_refused(database: Database, role: str) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        f'GRANT SELECT ON t TO "{role}"',
+        "CREATE PUBLICATION pub FOR TABLE t",
+    )
+    source = source_as(database, user=role)
+    with snapshot.exported(source, "pg_t_sync") as made:
+        with pytest.raises(AccessRefused) as refused:
+            _copied(database, source, made, "t", 1)
+        assert "public.t" in refused.value.wrong
+        assert refused.value.hint.startswith(f'ALTER ROLE "{role}" BYPASSRLS;')
+        database.execute(f'ALTER ROLE "{role}" BYPASSRLS')
+        assert _copied(database, source, made, "t", 1) == []
 
 
 def test_a_copy_that_cannot_even_be_asked_for_ends_with_its_error(database: Database) -> None:

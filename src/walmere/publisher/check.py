@@ -240,10 +240,14 @@ def select(connection: Connection, source: Source) -> Check:
 
 
 def row_security(connection: Connection, source: Source) -> Check:
-    """The stream has every row, whatever the policies; a copy has what the role may see."""
+    """The stream has every row, whatever the policies; a copy has what the role may see. Partitions have their own."""
     name = _role(connection)
     for (table,) in connection.execute(
-        f"SELECT DISTINCT t.name FROM ({_published(connection)}) t WHERE row_security_active(t.relid) ORDER BY 1",
+        f"""
+        WITH published AS (SELECT relid FROM ({_published(connection)}) t),
+             every AS (SELECT relid FROM published
+                       UNION SELECT p.relid FROM published, pg_partition_tree(published.relid) p WHERE p.isleaf)
+        SELECT relid::regclass::text FROM every WHERE row_security_active(relid) ORDER BY 1""",
         [list(source.publications)],
     ):
         yield _problem(

@@ -11,7 +11,7 @@ from typing import Final
 
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
-from walmere.errors import PublicationMissing
+from walmere.errors import AccessRefused, PublicationMissing
 from walmere.pgoutput.messages import ReplicaIdentity
 from walmere.publisher.connect import Connection
 from walmere.types.copytext import COPY_OPTIONS
@@ -95,9 +95,28 @@ def describe(connection: Connection, publications: tuple[str, ...], oid: int) ->
             [oid, oid, published or [], published is None],
         )
     )
+    _require_every_row(connection, f"looking at table {schema}.{name}", oid)
     filters = _row_filters(connection, publications, oid)
     parts = _parts(connection, oid, kind, Part(schema, name, None, whole_tree=True))
     return Table(oid, schema, name, ReplicaIdentity(identity), columns, filters, parts)
+
+
+def _require_every_row(connection: Connection, doing: str, oid: int) -> None:
+    """Refuse a table that has policies for this role: the stream sends every row, so its copy must have every row."""
+    row = connection.execute(
+        "SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid), quote_ident(current_user) FROM pg_class c"
+        " WHERE (c.oid = %s OR c.oid IN (SELECT relid FROM pg_partition_tree(%s) WHERE isleaf))"
+        " AND row_security_active(c.oid)",
+        [oid, oid],
+    ).fetchone()
+    assert row is not None
+    tables, role = row
+    if tables is not None:
+        raise AccessRefused(
+            doing,
+            f"row security applies to role {role} on {tables}, so its copy would be partial",
+            f"ALTER ROLE {role} BYPASSRLS; or leave the table out of the publication",
+        )
 
 
 def _published_columns(
