@@ -119,13 +119,13 @@ def private_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 class Database:
     """A database on a test server, with a connection of its superuser."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, options: str = "") -> None:
         self.server = server
         self.name = f"t{next(_numbers)}"
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             # copying files is faster than the default of 15 and later, which writes all pages to the WAL
             strategy = " STRATEGY file_copy" if admin.info.server_version >= 150_000 else ""
-            admin.execute(f"CREATE DATABASE {self.name}{strategy}")
+            admin.execute(f"CREATE DATABASE {self.name}{strategy} {options}")
         self.connection = psycopg.connect(self.dsn, autocommit=True)
 
     @property

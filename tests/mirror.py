@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import threading
 from collections import Counter
@@ -31,15 +32,15 @@ from walmere.subscription.tables import Tables
 class Mirror:
     """A subscription of a test's database, into a lake of its own."""
 
-    def __init__(self, database: Database, directory: Path, *publications: str) -> None:
+    def __init__(self, database: Database, directory: Path, *publications: str, user: str = "postgres") -> None:
         self.database = database
         self.file = directory / "walmere.toml"
-        names = ", ".join(f'"{name}"' for name in publications or ("pub",))
+        names = json.dumps(publications or ("pub",), ensure_ascii=False)  # TOML has the same strings
         self.file.write_text(
             f"""
 [source]
-dsn = "{database.dsn}"
-publications = [{names}]
+dsn = "{database.server.dsn(database.name, user)}"
+publications = {names}
 slot = "{database.slot}"
 [subscription]
 name = "{database.name}"
@@ -102,10 +103,10 @@ master = "local[2]"
         found = self.delta(table, schema).to_pyarrow_table()
         return Counter(zip(*(map(_plain, column.to_pylist()) for column in found.columns), strict=True))
 
-    def assert_equal(self, *tables: str, schema: str = "public", columns: str = "*") -> None:
-        """Compare each table with its source, every row and every value."""
+    def assert_equal(self, *tables: str, schema: str = "public", columns: str = "*", where: str = "true") -> None:
+        """Compare each table with its source, every row and every value; `where`: of those rows that are published."""
         for table in tables:
-            query = SQL("SELECT {} FROM {}").format(SQL(columns), Identifier(schema, table))
+            query = SQL("SELECT {} FROM {} WHERE {}").format(SQL(columns), Identifier(schema, table), SQL(where))
             source = Counter(tuple(map(_plain, row)) for row in self.database.rows(query.as_string()))
             target = self.rows(table, schema)
             assert target == source, f"{table}: missing {source - target}, extra {target - source}"
