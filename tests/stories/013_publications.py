@@ -139,7 +139,7 @@ def test_rows_move_into_and_out_of_filters_and_a_row_passes_if_it_passes_one(
         mirror.assert_equal(table, where=where)
 
 
-@pytest.mark.xfail(strict=True, reason="the server sends an Insert without the value; the whole run ends")
+@pytest.mark.xfail(strict=True, reason="the server sends an Insert without the value, and it becomes NULL silently")
 def test_a_row_that_moves_into_the_filter_brings_its_large_values(database18: Database, tmp_path: Path) -> None:
     """By its key alone: the server has no old row to take a TOASTed value from that the update left alone."""
     database = database18
