@@ -32,16 +32,20 @@ from walmere.subscription.tables import Tables
 class Mirror:
     """A subscription of a test's database, into a lake of its own."""
 
-    def __init__(self, database: Database, directory: Path, *publications: str, user: str = "postgres") -> None:
+    def __init__(
+        self, database: Database, directory: Path, *publications: str, user: str = "postgres", **source: Any
+    ) -> None:
+        """`source` are more keys of [source], or other values of those that are there anyway."""
         self.database = database
+        directory.mkdir(exist_ok=True)
         self.file = directory / "walmere.toml"
-        names = json.dumps(publications or ("pub",), ensure_ascii=False)  # TOML has the same strings
+        dsn = database.server.dsn(database.name, user)
+        keys = {"dsn": dsn, "publications": publications or ("pub",), "slot": database.slot} | source
+        lines = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items())
         self.file.write_text(
             f"""
 [source]
-dsn = "{database.server.dsn(database.name, user)}"
-publications = {names}
-slot = "{database.slot}"
+{lines}
 [subscription]
 name = "{database.name}"
 directory = "subscription"
