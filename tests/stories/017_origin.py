@@ -1,0 +1,160 @@
+"""Story 17: with `origin = "none"`, what came to the source by replication is not passed on."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from conftest import Database
+from mirror import Mirror
+from processes import eventually
+from walmere.demo.server import Server
+
+# py4j leaves its sockets to the garbage collector
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+
+def both(database: Database, directory: Path) -> tuple[Mirror, Mirror]:
+    """Two subscriptions of one publication: to everything, and to what began its life at this source."""
+    every = Mirror(database, directory / "any", origin="any")
+    own = Mirror(database, directory / "none", origin="none", slot=f"{database.slot}_none")
+    return every, own
+
+
+def test_changes_of_an_origin_are_mirrored_with_any_and_left_out_with_none(
+    database18: Database, tmp_path: Path
+) -> None:
+    database = database18
+    origin = f"origin_{database.name}"
+    database.execute(
+        f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'",
+        "CREATE TABLE t (id int PRIMARY KEY, made text, v text)",
+        "CREATE TABLE emptied (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT i, 'here', 'copied' FROM generate_series(1, 20) i",
+        "INSERT INTO emptied SELECT generate_series(1, 10)",
+        "CREATE PUBLICATION pub FOR TABLE t, emptied",
+        f"SELECT pg_replication_origin_create('{origin}')",
+    )
+    large = "INSERT INTO t SELECT {} + i, '{}', repeat(md5(i::text), 3) FROM generate_series(1, 2000) i"
+    every, own = both(database, tmp_path)
+    every.run_once()
+    own.run_once()
+    with psycopg.connect(database.dsn, autocommit=True) as replicating, psycopg.connect(database.dsn) as local:
+        replicating.execute(f"SELECT pg_replication_origin_session_setup('{origin}')")
+        for statement in (
+            "INSERT INTO t VALUES (101, 'elsewhere', 'replicated')",
+            "UPDATE t SET v = 'replicated' WHERE id = 1",
+            "UPDATE t SET id = 102, made = 'elsewhere' WHERE id = 2",
+            "DELETE FROM t WHERE id = 3",
+            "TRUNCATE emptied",
+        ):
+            replicating.execute(statement)
+            local.execute("UPDATE t SET v = v || '!' WHERE id = 20")
+            local.commit()
+        with replicating.transaction():  # streamed, alternating with one of our own
+            replicating.execute(large.format(10_000, "elsewhere"))
+            local.execute(large.format(20_000, "here"))
+            replicating.execute(large.format(30_000, "elsewhere"))
+            local.execute(large.format(40_000, "here"))
+            local.commit()
+        replicating.execute("SELECT pg_replication_origin_session_reset()")
+    database.execute(
+        f"SELECT pg_replication_origin_drop('{origin}')",
+        "INSERT INTO t VALUES (201, 'here', 'after')",
+        "DELETE FROM t WHERE id = 19",
+    )
+    every.run_once()
+    every.assert_equal("t", "emptied")
+    own.run_once()
+    database.execute(  # what it would be had nothing come by replication
+        "DELETE FROM t WHERE made = 'elsewhere'",
+        "UPDATE t SET v = 'copied' WHERE id = 1",
+        "INSERT INTO t VALUES (2, 'here', 'copied'), (3, 'here', 'copied')",
+        "INSERT INTO emptied SELECT generate_series(1, 10)",
+    )
+    own.assert_equal("t", "emptied")
+    assert own.rows("t").total() == 20 + 2 * 2000
+
+
+def test_in_a_cascade_the_last_one_sees_what_the_middle_one_received_unless_it_asks_for_none(
+    database18: Database, private_server: Server, tmp_path: Path
+) -> None:
+    first, middle = database18, Database(private_server)
+    with closing(middle.connection):
+        for database in (first, middle):
+            database.execute("CREATE TABLE t (id int PRIMARY KEY, made text)")
+        first.execute(
+            "INSERT INTO t SELECT i, 'at first' FROM generate_series(1, 10) i", "CREATE PUBLICATION pub FOR TABLE t"
+        )
+        middle.execute(
+            "CREATE PUBLICATION pub FOR TABLE t",
+            "INSERT INTO t SELECT i, 'in the middle' FROM generate_series(101, 110) i",
+        )
+        every, own = both(middle, tmp_path)
+        own.run_once()
+        middle.execute(f"CREATE SUBSCRIPTION sub CONNECTION '{first.dsn}' PUBLICATION pub")
+
+        def received() -> None:
+            query = "SELECT * FROM t WHERE made = 'at first' ORDER BY 1"
+            eventually(lambda: middle.rows(query) == first.rows(query))
+            query = "SELECT * FROM pg_subscription_rel WHERE srsubstate <> 'r'"
+            eventually(lambda: not middle.rows(query))
+
+        received()
+        every.run_once()
+        every.assert_equal("t")
+        first.execute(
+            "INSERT INTO t VALUES (11, 'at first')",
+            "DELETE FROM t WHERE id = 2",
+            "UPDATE t SET id = 13 WHERE id = 3",
+        )
+        middle.execute(
+            "INSERT INTO t VALUES (111, 'in the middle')",
+            "DELETE FROM t WHERE id = 102",
+            "UPDATE t SET id = 113 WHERE id = 103",
+        )
+        received()
+        every.run_once()
+        every.assert_equal("t")
+        own.run_once()
+        middle.execute("ALTER SUBSCRIPTION sub DISABLE", "DELETE FROM t WHERE made = 'at first'")
+        own.assert_equal("t")
+        middle.execute("DROP SUBSCRIPTION sub")
+
+
+CONFLICTS = {
+    "update_missing": "UPDATE t SET n = 1 WHERE id = 2",
+    "update_missing of a row with a value left alone": "UPDATE t SET n = 1 WHERE id = 3",
+    "delete_missing": "DELETE FROM t WHERE id = 2",
+    "insert_exists": "INSERT INTO t VALUES (1, 'here', 1)",
+}
+
+
+@pytest.mark.parametrize("conflict", CONFLICTS)
+def test_with_none_a_change_of_ours_to_what_came_by_replication_is_resolved_as_natively(
+    database18: Database, tmp_path: Path, conflict: str
+) -> None:
+    database = database18
+    origin = f"origin_{database.name}"
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text, n int)",
+        "INSERT INTO t VALUES (1, 'here', 0)",
+        "CREATE PUBLICATION pub FOR TABLE t",
+        f"SELECT pg_replication_origin_create('{origin}')",
+    )
+    mirror = Mirror(database, tmp_path, origin="none")
+    mirror.run_once()
+    database.execute(
+        f"SELECT pg_replication_origin_session_setup('{origin}')",
+        "DELETE FROM t WHERE id = 1",
+        "INSERT INTO t VALUES (2, 'elsewhere', 0)",
+        "INSERT INTO t SELECT 3, string_agg(md5(i::text), ''), 0 FROM generate_series(1, 1000) i",
+        "SELECT pg_replication_origin_session_reset()",
+        f"SELECT pg_replication_origin_drop('{origin}')",
+        CONFLICTS[conflict],
+    )
+    mirror.run_once()
+    assert sorted(mirror.rows("t").elements()) == [(1, "here", 1 if conflict == "insert_exists" else 0)]
