@@ -230,10 +230,9 @@ def test_a_running_subscription_is_streamed_to_in_parallel_mode_where_the_server
     mirror = Mirror(database, tmp_path)
     with mirror.following():
         mirror.becomes_equal("t", "u")
-        asked = database.value(
-            "SELECT query FROM pg_stat_activity a JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = %s",
-            database.slot,
-        )
+        query = "SELECT query FROM pg_stat_activity JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = %s"
+        eventually(lambda: "START_REPLICATION" in str(database.rows(query, database.slot)))
+        asked = database.value(query, database.slot)
         version = database.connection.info.server_version
         protocol, streaming = ("4", "parallel") if version >= 160_000 else ("3", "on")
         assert f"\"proto_version\" '{protocol}'" in asked
