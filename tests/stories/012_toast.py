@@ -71,16 +71,15 @@ def test_values_are_left_alone_over_many_updates_and_many_runs(database18: Datab
     )
     mirror.run_once()
     mirror.assert_equal("docs", columns=COLUMNS)
-    for run in range(2):  # now what is carried over is what earlier runs have carried over
-        database.execute(
-            "UPDATE docs SET n = n + 1",
-            f"UPDATE docs SET id = id + {1000 + run} WHERE id IN (1, 1001, 50, 213)",
-            f"UPDATE docs SET j = to_jsonb({run}) WHERE id = {20 + run}",
-            f"DELETE FROM docs WHERE id = {30 + run}",
-        )
-        mirror.run_once()
-        mirror.assert_equal("docs", columns=COLUMNS)
-    assert mirror.delta("docs").to_pyarrow_table(columns=["n"]).num_rows == 39
+    database.execute(  # now what is carried over is what the run before has carried over
+        "UPDATE docs SET n = n + 1",
+        "UPDATE docs SET id = id + 1000 WHERE id IN (1, 50, 213)",
+        "UPDATE docs SET j = to_jsonb(n) WHERE id = 20",
+        "DELETE FROM docs WHERE id = 30",
+    )
+    mirror.run_once()
+    mirror.assert_equal("docs", columns=COLUMNS)
+    assert mirror.rows("docs").total() == 40
 
 
 def test_rows_exchange_their_keys_and_keep_their_own_values(database18: Database, tmp_path: Path) -> None:
