@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# tests side by side: each worker has servers and a Spark of its own
+WORKERS ?= 2
 
-.PHONY: demo test test-matrix lint bench bench-receive clean help
+.PHONY: demo test test-long test-matrix lint bench bench-receive clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)   ## a minute: a PostgreSQL of its own, live writers, Spark, and the proof; ARGS="--json --seconds 10"
@@ -22,7 +24,11 @@ $(READY): pyproject.toml constraints.txt scripts/venv
 
 test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 	@scripts/java
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+test-long: $(READY)   ## the tests that take most of a minute each
+	@scripts/java
+	$(BIN)/pytest -m long --timeout 600
 
 test-matrix: $(READY)  ## the stories on every PostgreSQL from 14 to 18; ARGS="--postgres 14 -k mirror"
 	@scripts/java

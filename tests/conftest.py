@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ BINARIES = binaries(sorted((Path(__file__).parents[1] / ".servers").glob("*/bin"
 VERSIONS = sorted({version for version in BINARIES if version in (15, 18)}, reverse=True)
 _numbers = itertools.count(1)
 _servers: dict[int, Server] = {}
+
+# a shell starts what it has in the background with SIGINT ignored, and children of ours would inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -28,12 +28,13 @@ from walmere.publisher.connect import Connection
 pytestmark = pytest.mark.timeout(600)  # a machine with other things to do takes its time to start Spark
 
 SMALL = ("--rows", "5000", "--seconds", "4")
+ENDLESS = ("--rows", "5000", "--seconds", "300")
 
 
 class Demo:
     """A demo as a process, in a process group of its own as a shell would start it, with all that it starts marked."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         self.temporary = Path(tempfile.mkdtemp())  # not below pytest's own: the server's user has to reach it
         self.temporary.chmod(0o755)
         self.mark = uuid.uuid4().hex
@@ -41,7 +42,7 @@ class Demo:
         self.output = directory / "stderr"
         with self.output.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "walmere", "demo", *SMALL, "--json"],
+                [sys.executable, "-m", "walmere", "demo", *options, "--json"],
                 cwd=directory,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -84,8 +85,8 @@ class Demo:
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[Demo]:
-    demo = Demo(tmp_path)
+def demo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Demo]:
+    demo = Demo(tmp_path, *getattr(request, "param", SMALL))
     yield demo
     demo.remove()
 
@@ -113,6 +114,7 @@ def test_a_short_demo_ends_with_every_table_equal_and_commands_that_work(demo: D
         assert "Traceback" not in tried.stderr
 
 
+@pytest.mark.long
 def test_one_wrong_value_in_the_lake_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,13 +132,14 @@ def test_one_wrong_value_in_the_lake_is_found(
     assert out.count(" equal") == len(KEYS) - 1
 
 
+@pytest.mark.parametrize("demo", [ENDLESS], indirect=True, ids=[""])
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
         (signal.SIGINT, "Walmere"),
         (signal.SIGINT, "starting Spark"),
-        (signal.SIGINT, "following"),
-        (signal.SIGTERM, "copying"),
+        pytest.param(signal.SIGINT, "following", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "copying", marks=pytest.mark.long),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

@@ -20,9 +20,6 @@ from walmere.config import Config
 from walmere.lsn import Lsn
 from workload import MixedLoad, log_says, source_says
 
-KILLS = 20
-
-
 Start = Callable[[Config], subprocess.Popen[bytes]]
 
 
@@ -61,9 +58,16 @@ def confirmed(database: Database) -> Lsn:
     return Lsn.parse(database.value(query, database.slot))
 
 
-@pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
-def test_killed_twenty_times_the_log_holds_every_committed_transaction_once_in_order(
-    database18: Database, tmp_path: Path, start_receiver: Start, streaming: bool
+@pytest.mark.parametrize(
+    ("streaming", "times"),
+    [
+        pytest.param(True, 5, id="streaming, 5 times"),
+        pytest.param(True, 20, id="streaming, 20 times", marks=pytest.mark.long),
+        pytest.param(False, 20, id="whole, 20 times", marks=pytest.mark.long),
+    ],
+)
+def test_killed_many_times_the_log_holds_every_committed_transaction_once_in_order(
+    database18: Database, tmp_path: Path, start_receiver: Start, streaming: bool, times: int
 ) -> None:
     database = database18
     MixedLoad.create(database)
@@ -77,7 +81,7 @@ def test_killed_twenty_times_the_log_holds_every_committed_transaction_once_in_o
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     with MixedLoad(database, seed):
-        for _ in range(KILLS):
+        for _ in range(times):
             receiver = start_receiver(config)
             wait_until_streaming(database, receiver, tmp_path / "receiver.log")
             time.sleep(rng.uniform(0, 0.5))
