@@ -49,8 +49,10 @@ def _note(sink: DeltaSink, what: str) -> None:
 class FailsWhenStaged(DeltaSink):
     """The first attempt of each task writes its files, and fails then."""
 
-    def stage(self, table: TableName, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
-        staged = super().stage(table, batches)
+    def stage(
+        self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
+    ) -> list[StagedFile]:
+        staged = super().stage(table, batches, schema)
         if _attempt(self, "stage", table) == 0:
             raise SinkError("staging", "the first attempt fails")
         return staged
@@ -82,11 +84,18 @@ class MeetsItsTwin(DeltaSink):
 class FailsBeforeTheCopyIsCommitted(DeltaSink):
     """The driver fails once when everything is staged, and the rejects are committed."""
 
-    def commit(self, table: TableName, staged: Sequence[StagedFile], lsn: Lsn, mode: Mode = APPEND) -> int:
+    def commit(
+        self,
+        table: TableName,
+        staged: Sequence[StagedFile],
+        lsn: Lsn,
+        mode: Mode = APPEND,
+        schema: pa.Schema | None = None,
+    ) -> int:
         if mode is OVERWRITE and not seen(Path(self.path)):
             _note(self, "commit")
             raise SinkError("committing", "the first attempt fails")
-        return super().commit(table, staged, lsn, mode)
+        return super().commit(table, staged, lsn, mode, schema)
 
 
 def speculating(directory: Path) -> SparkContext:

@@ -70,6 +70,14 @@ def content(sink: DeltaSink) -> list[tuple[Any, ...]]:
     return sorted(rows_of(pa.table(sink.open(TABLE).scan())))
 
 
+def test_a_table_of_somebody_else_with_other_columns_is_refused_and_left_alone(sink: DeltaSink) -> None:
+    theirs = pa.table({"x": [1, 2]})
+    write_deltalake(sink.location(TABLE), theirs)
+    with pytest.raises(SinkMismatch, match="somebody else"):
+        sink.create(TABLE, SCHEMA)
+    assert sink.open(TABLE).to_pyarrow_table() == theirs
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20))
 def test_a_quoted_name_is_a_plain_file_name_and_can_be_read_back(name: str) -> None:
     quoted = quote(name)

@@ -20,7 +20,7 @@ What a sink promises:
 5. **Durable.** When `commit` or `apply` returns, a crash of the machine does not undo it (on a local disk: files, log
    and their directories are fsynced. An object store says so by itself).
 6. **Exact.** A table has the published columns, in order, all nullable, and no others. A value comes back as it went
-   in.
+   in. Where the source's columns change, a commit gives the table its new columns and its rows together.
 
 What a sink leaves behind: staged files that nobody committed. A task that dies, or loses, cannot know whether its
 files are in use, so it removes none. They are invisible and cost only space, until the target's own clean-up takes
@@ -34,10 +34,10 @@ A sink object is small, holds no open handle, and pickles: it goes to the tasks 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,13 @@ from numpy.typing import NDArray
 from walmere.lsn import Lsn
 
 Mask: TypeAlias = NDArray[np.bool_]
+Run: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+def run_here(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """One after the other."""
+    return list(map(function, items))
+
 
 _DEFAULT, _INDEX, _FULL, _NOTHING = "difn"
 
@@ -137,16 +144,41 @@ class Sink(Protocol):
     """See the contract above. Every version returned is one in which the effect is visible."""
 
     def create(self, table: TableName, schema: pa.Schema) -> int:
-        """Make an empty table of these columns. Nothing, if there is one already of the same columns."""
+        """Make an empty table of these columns, if there is none.
 
-    def stage(self, table: TableName, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
-        """Write rows from within a task. Nothing is visible until one place commits what all tasks have staged."""
+        One that is there and has come to an LSN is ours, and may have other columns: a copy will replace them. One with
+        other columns and somebody else's rows is refused.
+        """
 
-    def commit(self, table: TableName, staged: Sequence[StagedFile], lsn: Lsn, mode: Mode = APPEND) -> int:
-        """Make staged files part of the table, all at once, with this LSN."""
+    def stage(
+        self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
+    ) -> list[StagedFile]:
+        """Write rows from within a task. Nothing is visible until one place commits what all tasks have staged.
+
+        `schema`: the columns that the table will have with that commit, if they are others than now.
+        """
+
+    def commit(
+        self,
+        table: TableName,
+        staged: Sequence[StagedFile],
+        lsn: Lsn,
+        mode: Mode = APPEND,
+        schema: pa.Schema | None = None,
+    ) -> int:
+        """Make staged files part of the table, all at once, with this LSN; to overwrite it, with these columns."""
 
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
         """Bring the table to this LSN. A batch that comes to nothing commits nothing, and its LSN is not stored."""
+
+    def evolve(
+        self, table: TableName, schema: pa.Schema, values: Sequence[str | pa.Scalar], run: Run = run_here
+    ) -> int:
+        """Give the table these columns. The LSN stays, and so do the rows.
+
+        `values`: for each column the name that it had, or what all rows have in it. Nothing, if it has them already.
+        `run` runs a function over many items, somewhere else if there is much to do.
+        """
 
     def tidy(self, table: TableName, version: int, vacuum: bool = False) -> int:
         """After a batch has made this version, see whether it is time to tidy up. The rows stay as they are.

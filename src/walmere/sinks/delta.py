@@ -36,6 +36,7 @@ name, so a batch that touches one rewrites the whole table, once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -51,7 +52,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
-from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, StagedFile, TableName
+from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, Run, StagedFile, TableName, run_here
 from walmere.sinks.parquet import Directory, conform, write
 from walmere.sinks.rewrite import DataFile, Files, rewrite
 
@@ -77,6 +78,7 @@ COMPACT_EVERY: Final = 16
 KEEP_HOURS: Final = 1
 """How long a file that is out of use stays, for those who still read it."""
 
+_PLACE: Final = "walmere.place"
 _ATTEMPTS: Final = 10
 _ENCODED: Final = re.compile(r"[^A-Za-z0-9_.-]|^\.|^_(?=delta_log$)")
 
@@ -114,15 +116,10 @@ class DeltaSink:
         return "/".join([self.path.rstrip("/"), quote(table.namespace), quote(table.name)])
 
     def create(self, table: TableName, schema: pa.Schema) -> int:
-        """Make an empty table of these columns. Nothing, if there is one already of the same columns."""
+        """Make an empty table of these columns, if there is none."""
         doing = f"creating the Delta table {table}"
-        if len({name.lower() for name in schema.names}) < len(schema):
-            raise SinkError(
-                doing,
-                "Delta does not tell names of columns apart by capitals alone",
-                "leave one of them out of the publication, or rename it",
-            )
-        wanted = Schema.from_arrow(pa.schema([pa.field(column.name, column.type) for column in schema]))
+        _require_different_names(doing, schema)
+        wanted = _delta_schema(schema)
         location = self.location(table)
         if self._find(table) is None:
             try:
@@ -140,21 +137,78 @@ class DeltaSink:
                     raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
             self._directory(table).sync("_delta_log", "", "..", "../..")
         there = self._open(table)
-        if there.schema().to_json() != wanted.to_json():
+        ours = there.transaction_version(self.app_id) is not None or not there.file_uris()
+        if not ours and there.schema().to_json() != wanted.to_json():
             raise SinkMismatch(
-                doing,
-                f"there is one with other columns at {location}",
-                "move it away, or let the subscription copy the table again",
+                doing, f"there is one of somebody else's, with other columns, at {location}", "move it away"
             )
         return there.version()
 
-    def stage(self, table: TableName, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
+    def stage(
+        self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
+    ) -> list[StagedFile]:
         """Write rows from within a task. Nothing is visible until one place commits what all tasks have staged."""
-        return self._write(table, self._open(table), (pa.Table.from_batches([batch]) for batch in batches))
+        rows = (pa.Table.from_batches([batch]) for batch in batches)
+        return self._write(table, schema or _arrow_schema(self._open(table)), rows)
 
-    def commit(self, table: TableName, staged: Sequence[StagedFile], lsn: Lsn, mode: Mode = APPEND) -> int:
-        """Make staged files part of the table, all at once, with this LSN."""
-        return self._commit(table, lsn, lambda _: _Change(staged, (), mode))
+    def commit(
+        self,
+        table: TableName,
+        staged: Sequence[StagedFile],
+        lsn: Lsn,
+        mode: Mode = APPEND,
+        schema: pa.Schema | None = None,
+    ) -> int:
+        """Make staged files part of the table, all at once, with this LSN; to overwrite it, with these columns."""
+        return self._commit(table, lsn, lambda _: _Change(staged, (), mode, schema))
+
+    def evolve(
+        self, table: TableName, schema: pa.Schema, values: Sequence[str | pa.Scalar], run: Run = run_here
+    ) -> int:
+        """Give the table these columns. The LSN stays, and so do the rows.
+
+        Columns without values at the end are a matter of the log alone. All else writes every file anew, one item each:
+        a column that was only taken out of the log would come back with its values, if one of its name was added later.
+        """
+        doing = f"giving the Delta table {table} other columns"
+        _require_different_names(doing, schema)
+        opened = self._open(table)
+        columns = list(opened.schema().fields)
+        wanted = _delta_schema(schema)
+        if wanted.to_json() == opened.schema().to_json():
+            return opened.version()
+        added = wanted.fields[len(columns) :]
+        if wanted.fields[: len(columns)] == columns and not any(
+            isinstance(value, str) or value.is_valid for value in values[len(columns) :]
+        ):
+            try:
+                opened.alter.add_columns(added)
+            except DeltaError as error:
+                raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
+            self._directory(table).sync(f"_delta_log/{opened.version():020d}.json", "_delta_log")
+            return opened.version()
+        restage = functools.partial(self._restage, table, _arrow_schema(opened), schema, tuple(values))
+        staged = [file for some in run(restage, _files(opened)[0]) for file in some]
+        version = self._try_commit(table, opened, _Change(staged, (), OVERWRITE, schema), None)
+        if version is None:
+            raise SinkConflict(doing, "another program committed meanwhile")
+        return version
+
+    def _restage(
+        self, table: TableName, old: pa.Schema, schema: pa.Schema, values: tuple[str | pa.Scalar, ...], file: DataFile
+    ) -> list[StagedFile]:
+        """The rows of a file in new columns. Runs in a task."""
+        rows = (
+            pa.Table.from_arrays(
+                [
+                    part[value].cast(field.type) if isinstance(value, str) else pa.repeat(value, len(part))
+                    for field, value in zip(schema, values, strict=True)
+                ],
+                schema=schema,
+            )
+            for part in file.tables(self._directory(table), old)
+        )
+        return self._write(table, schema, rows)
 
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
         """Bring the table to this LSN. A batch that comes to nothing commits nothing, and its LSN is not stored."""
@@ -167,7 +221,7 @@ class DeltaSink:
 
         def appended(opened: DeltaTable) -> _Change:
             if not staged:
-                staged.append(self._write(table, opened, [net.appends]))
+                staged.append(self._write(table, _arrow_schema(opened), [net.appends]))
             return _Change(staged[0], (), mode)
 
         return self._commit(table, lsn, appended)
@@ -197,7 +251,7 @@ class DeltaSink:
             return None
         schema, directory = _arrow_schema(opened), self._directory(table)
         rows = (part for file in small for part in file.tables(directory, schema))
-        return self._try_commit(table, opened, _Change(self._write(table, opened, rows), small), None)
+        return self._try_commit(table, opened, _Change(self._write(table, schema, rows), small), None)
 
     def applied(self, table: TableName) -> Lsn | None:
         """The LSN that the table has come to; None if it has none yet, or there is no table."""
@@ -251,8 +305,7 @@ class DeltaSink:
             )
         return opened
 
-    def _write(self, table: TableName, opened: DeltaTable, rows: Iterable[pa.Table]) -> list[StagedFile]:
-        schema = _arrow_schema(opened)
+    def _write(self, table: TableName, schema: pa.Schema, rows: Iterable[pa.Table]) -> list[StagedFile]:
         return write(self._directory(table), schema, (conform(part, schema) for part in rows), self.file_size)
 
     def _rewritten(self, table: TableName, opened: DeltaTable, net: Net, identity: Identity) -> _Change:
@@ -283,9 +336,9 @@ class DeltaSink:
         )
 
     def _try_commit(self, table: TableName, opened: DeltaTable, change: _Change, lsn: Lsn | None) -> int | None:
-        """The very next version after the one open; None if somebody else has made it. No LSN: no row changes."""
+        """The very next version after the one open; None if somebody else has made it. No LSN: it stays."""
         now = time.time_ns() // 1_000_000
-        moved = lsn is not None
+        moved = lsn is not None or change.schema is not None
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size, {}, now, moved, file.stats) for file in change.added
         ]
@@ -294,7 +347,7 @@ class DeltaSink:
             opened.create_write_transaction(
                 actions,
                 change.mode.value,
-                opened.schema(),
+                opened.schema() if change.schema is None else _delta_schema(change.schema),
                 commit_properties=CommitProperties(
                     custom_metadata=None if lsn is None else {"walmere.lsn": str(lsn)},
                     max_commit_retries=0,
@@ -316,6 +369,28 @@ class _Change:
     added: Sequence[StagedFile]
     removed: Sequence[DataFile] = ()
     mode: Mode = APPEND
+    schema: pa.Schema | None = None  # other columns than there are
+
+
+def _require_different_names(doing: str, schema: pa.Schema) -> None:
+    if len({name.lower() for name in schema.names}) < len(schema):
+        raise SinkError(
+            doing,
+            "Delta does not tell names of columns apart by capitals alone",
+            "leave one of them out of the publication, or rename it",
+        )
+
+
+def _delta_schema(schema: pa.Schema) -> Schema:
+    """All columns may be NULL: what the source promises of them, it may take back.
+
+    Each says its place: `deltalake` takes two schemas that differ in their order alone for the same, and would not
+    store the new one.
+    """
+    fields = [
+        pa.field(column.name, column.type, metadata={_PLACE: str(place)}) for place, column in enumerate(schema, 1)
+    ]
+    return Schema.from_arrow(pa.schema(fields))
 
 
 def _arrow_schema(opened: DeltaTable) -> pa.Schema:
