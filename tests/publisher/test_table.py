@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -11,10 +12,12 @@ from psycopg.sql import SQL
 from conftest import Database
 from publisher.conftest import source_of as source_as
 from walmere.config import Source
-from walmere.errors import AccessRefused
+from walmere.errors import AccessRefused, SourceUnavailable
 from walmere.pgoutput import messages as m
 from walmere.pgoutput.decode import decode
 from walmere.publisher import copy, snapshot, table
+from walmere.publisher.catalog import may_have_come_with_rows
+from walmere.publisher.connect import connect
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.table import Part, Range, Table
 
@@ -238,10 +241,54 @@ def test_the_temporary_slot_is_gone_with_its_connection(database: Database) -> N
 
 @pytest.mark.parametrize(("pages", "hands", "expected"), [(0, 4, 1), (1, 4, 1), (2, 4, 2), (100, 4, 4), (65536, 1, 8)])
 def test_a_table_is_divided_by_its_size_and_the_hands_there_are(pages: int, hands: int, expected: int) -> None:
-    found = Table(1, "s", "t", "d", (), None, (Part("s", "t", pages),))  # type: ignore[arg-type]
+    found = Table(1, "s", "t", "d", (), None, (Part("s", "t", pages),), 0)  # type: ignore[arg-type]
     assert len(table.ranges(found, hands)) == expected
 
 
 def test_a_foreign_partition_is_one_piece() -> None:
-    found = Table(1, "s", "t", "d", (), None, (Part("s", "f", None),))  # type: ignore[arg-type]
+    found = Table(1, "s", "t", "d", (), None, (Part("s", "f", None),), 0)  # type: ignore[arg-type]
     assert table.ranges(found, 9) == [Range(Part("s", "f", None), 0, None)]
+
+
+def test_a_partition_that_was_made_as_one_has_no_rows_of_before(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE root (id int, g text, PRIMARY KEY (id, g)) PARTITION BY LIST (g)",
+        "CREATE INDEX ON root (id)",
+        "CREATE TABLE made PARTITION OF root FOR VALUES IN ('made')",
+        "BEGIN; SELECT 1; CREATE TABLE filled PARTITION OF root FOR VALUES IN ('filled');"
+        " INSERT INTO root VALUES (1, 'filled'); COMMIT",
+        "CREATE TABLE branch PARTITION OF root FOR VALUES IN ('branch') PARTITION BY RANGE (id)",
+        "CREATE TABLE branch_leaf PARTITION OF branch FOR VALUES FROM (0) TO (9)",
+        "CREATE TABLE attached (LIKE root)",
+        "ALTER TABLE root ATTACH PARTITION attached FOR VALUES IN ('attached')",
+        "BEGIN; CREATE TABLE at_once (id int NOT NULL, g text NOT NULL); SAVEPOINT s;"
+        " INSERT INTO at_once VALUES (1, 'o'); RELEASE s;"
+        " ALTER TABLE root ATTACH PARTITION at_once FOR VALUES IN ('o'); COMMIT",
+        "CREATE TABLE tree (id int NOT NULL, g text NOT NULL) PARTITION BY RANGE (id)",
+        "CREATE TABLE tree_leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)",
+        "ALTER TABLE root ATTACH PARTITION tree FOR VALUES IN ('tree')",
+        # no text, no key: as few commands as can be
+        "CREATE TABLE bare (id int) PARTITION BY LIST (id)",
+        "CREATE TABLE bare_made PARTITION OF bare FOR VALUES IN (1)",
+        "BEGIN; CREATE TABLE bare_attached (id int);"
+        " ALTER TABLE bare ATTACH PARTITION bare_attached FOR VALUES IN (2); COMMIT",
+    )
+    without = ("made", "filled", "branch_leaf", "bare_made")
+    with_rows = ("attached", "at_once", "tree_leaf", "bare_attached")
+    with closing(connect(source_of(database), "test")) as connection:
+        for name in (*without, *with_rows):
+            oid = database.value("SELECT %s::regclass::oid", name)
+            assert may_have_come_with_rows(connection, oid) == (name in with_rows), name
+
+
+def test_a_table_rewritten_since_the_snapshot_is_not_taken_for_an_empty_one(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v int)",
+        "INSERT INTO t SELECT i, i FROM generate_series(1, 100) i",
+        "CREATE PUBLICATION pub FOR TABLE t",
+    )
+    source = source_of(database)
+    with snapshot.exported(source, "pg_t_sync") as made:
+        database.execute("ALTER TABLE t ADD r float8 DEFAULT random()")
+        with pytest.raises(SourceUnavailable, match="rewritten since the snapshot"):
+            _copied(database, source, made, "t", 2)

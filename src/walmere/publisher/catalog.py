@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from psycopg.sql import Identifier
 
@@ -14,14 +15,29 @@ from walmere.types.builtin import BUILT_IN
 from walmere.types.pgtype import PgType, TypType
 
 
+class Layout(NamedTuple):
+    """How a table is laid out, as numbers to compare: PostgreSQL changes some of them with some DDL."""
+
+    shape: int = 0  # names and types of all columns
+    attnums: int = 0  # another column, be it of the same name
+    versions: int = 0  # of the rows of pg_attribute
+    filenodes: int = 0  # all rows were written anew
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table as the publication publishes it: a partition root may stand for its partitions."""
+    """A table as the publications publish it: a partition root may stand for its partitions."""
 
     oid: int
     schema: str
     name: str
     columns: tuple[str, ...]
+    row_filter: str | None
+    leaves: tuple[tuple[int, int], ...]  # of a partitioned table: who holds its rows, and since which transaction
+    partial: bool  # `publish` leaves out updates, deletes or truncates
+    how: str  # it is published; another one if something was altered about that
+    layout: Layout
+    gathered: bool = False  # it is not published itself, but these leaves are, and are to be one table
 
 
 def require_publications(connection: Connection, names: tuple[str, ...]) -> None:
@@ -37,26 +53,134 @@ def require_publications(connection: Connection, names: tuple[str, ...]) -> None
         )
 
 
-def published_tables(connection: Connection, names: tuple[str, ...]) -> list[PublishedTable]:
-    """The tables of the publications, with the columns that are published.
+def published_tables(connection: Connection, names: tuple[str, ...], gather: bool = False) -> list[PublishedTable]:
+    """The tables of the publications, with the columns and rows that are published.
 
     A partition is left out if one of them publishes an ancestor of it in its place: whatever the others say, the stream
     has its changes as that ancestor's.
+
+    `gather`: partitions that are published each under its own name are given as the one table they are parts of.
     """
-    # PostgreSQL 14 has no column lists, and no column for them
-    columns = "t.attnames" if connection.info.server_version >= 150_000 else "NULL::name[]"
+    # PostgreSQL 14 has neither column lists nor row filters nor schemas in publications, and no columns for them
+    lists = connection.info.server_version >= 150_000
+    schemas = "(SELECT oid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = n.oid)"
     rows = connection.execute(
-        f"WITH published AS ("  # noqa: S608
-        f"SELECT DISTINCT c.oid, t.schemaname, t.tablename, {columns} FROM pg_catalog.pg_publication_tables t"
+        "WITH published AS (SELECT c.oid, t.schemaname, t.tablename,"  # noqa: S608
+        f" {'max(t.attnames)' if lists else 'NULL'}, {'array_agg(DISTINCT t.rowfilter)' if lists else 'NULL'},"
+        " ARRAY(SELECT relid::oid::int8 FROM pg_catalog.pg_partition_tree(c.oid)"
+        "       WHERE c.relkind = 'p' AND isleaf AND relid <> c.oid ORDER BY 1),"
+        " NOT (bool_or(pubupdate) AND bool_or(pubdelete) AND bool_or(pubtruncate)),"
+        " string_agg(concat_ws(' ', pubname, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot,"
+        "  (SELECT string_agg(r.oid::text, ' ' ORDER BY r.oid) FROM pg_catalog.pg_publication_rel r"
+        "   WHERE prpubid = p.oid AND (prrelid = c.oid"
+        "    OR prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))),"
+        f" {schemas if lists else 'NULL'}), ', ' ORDER BY pubname)"
+        " FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)"
         " JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname"
         " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename"
-        " WHERE t.pubname = ANY(%s)"
+        " WHERE t.pubname = ANY(%s) GROUP BY 1, 2, 3, c.relkind"
         ") SELECT * FROM published WHERE NOT EXISTS ("
         "SELECT FROM pg_catalog.pg_partition_ancestors(oid) AS a JOIN published AS p ON p.oid = a.relid"
         " WHERE p.oid <> published.oid) ORDER BY 2, 3",
         [list(names)],
+    ).fetchall()
+    since = _partitions(connection)
+    found = [
+        PublishedTable(
+            oid,
+            schema,
+            name,
+            tuple(attnames or ()),
+            any_of(filters or [None]),
+            tuple((leaf, since.get(leaf, 0)) for leaf in leaves),
+            partial,
+            how,
+            Layout(),
+        )
+        for oid, schema, name, attnames, filters, leaves, partial, how in rows
+    ]
+    found = _gathered(connection, found, since) if gather else found
+    layouts = _layouts(connection, [table.oid for table in found])
+    return [replace(table, layout=layouts.get(table.oid, Layout())) for table in found]
+
+
+def _partitions(connection: Connection) -> dict[int, int]:
+    """Each partition, and the transaction that made it one, or attached it the last time."""
+    return dict(
+        connection.execute(
+            "SELECT inhrelid, xmin::text::int8 FROM pg_catalog.pg_inherits WHERE NOT inhdetachpending"
+        ).fetchall()
     )
-    return [PublishedTable(oid, schema, name, tuple(attnames or ())) for oid, schema, name, attnames in rows]
+
+
+def _layouts(connection: Connection, oids: Sequence[int]) -> dict[int, Layout]:
+    rows = connection.execute(
+        "SELECT c.oid,"
+        " hashtextextended(string_agg(concat_ws(' ', attname, atttypid, atttypmod), ',' ORDER BY attnum), 0),"
+        " hashtextextended(string_agg(attnum::text, ',' ORDER BY attnum), 0),"
+        " hashtextextended(string_agg(a.xmin::text, ',' ORDER BY attnum), 0),"
+        " (SELECT hashtextextended(string_agg(relfilenode::text, ',' ORDER BY f.oid), 0) FROM pg_catalog.pg_class f"
+        "  WHERE f.oid = c.oid OR f.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid) WHERE isleaf))"
+        " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON attrelid = c.oid"
+        " WHERE c.oid = ANY(%s) AND attnum > 0 AND NOT attisdropped GROUP BY c.oid",
+        [list(oids)],
+    )
+    return {oid: Layout(*numbers) for oid, *numbers in rows}
+
+
+def _gathered(
+    connection: Connection, tables: Sequence[PublishedTable], since: Mapping[int, int]
+) -> list[PublishedTable]:
+    roots = {
+        leaf: (oid, schema, name)
+        for leaf, oid, schema, name in connection.execute(
+            "SELECT p.oid, c.oid, n.nspname, c.relname FROM pg_catalog.pg_class p"
+            " JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.pg_partition_root(p.oid)"
+            " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE p.relispartition AND p.oid = ANY(%s)",
+            [[table.oid for table in tables]],
+        )
+    }
+    found = {table.oid: table for table in tables if table.oid not in roots}
+    parts: dict[int, list[PublishedTable]] = {}
+    for table in tables:
+        if table.oid in roots:
+            parts.setdefault(roots[table.oid][0], []).append(table)
+    for oid, leaves in parts.items():
+        first = leaves[0]
+        found[oid] = replace(
+            first,
+            oid=oid,
+            schema=roots[first.oid][1],
+            name=roots[first.oid][2],
+            leaves=tuple(sorted((leaf.oid, since.get(leaf.oid, 0)) for leaf in leaves)),
+            partial=any(leaf.partial for leaf in leaves),
+            how=f"gathered: {'; '.join(sorted({leaf.how for leaf in leaves}))}",
+            gathered=True,
+        )
+    return sorted(found.values(), key=lambda table: (table.schema, table.name))
+
+
+def any_of(filters: Sequence[str | None]) -> str | None:
+    """Row filters of several publications as one: a row passes if it passes one of them, or one has none."""
+    expressions = sorted({each for each in filters if each is not None})
+    return None if not expressions or None in filters else " OR ".join(f"({each})" for each in expressions)
+
+
+def may_have_come_with_rows(connection: Connection, partition: int) -> bool:
+    """Whether a partition may hold rows that it had before it, or a partition it is in, became one of its table.
+
+    Those are not in the stream. One that was made as a partition has none, if nothing above it was attached since. How
+    that is told from one that was attached: ATTACH counts the ancestor in every column's row (`attinhcount`), and so
+    writes it anew, while the rows of the system columns stay as they were made.
+    """
+    row = connection.execute(
+        "SELECT bool_or(c.xmin = s.xmin AND c.cmin = s.cmin) AND bool_and(age(i.xmin) >= age(s.xmin))"
+        " FROM pg_catalog.pg_attribute s JOIN pg_catalog.pg_attribute c ON c.attrelid = s.attrelid AND c.attnum > 0,"
+        " pg_catalog.pg_partition_ancestors(%s) t JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.relid"
+        " WHERE s.attrelid = %s AND s.attnum = -1",
+        [partition, partition],
+    ).fetchone()
+    return row != (True,)
 
 
 def types_of(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:

@@ -11,8 +11,9 @@ from typing import Final
 
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
-from walmere.errors import AccessRefused, PublicationMissing
+from walmere.errors import AccessRefused, NotMirrored, PublicationMissing, SourceUnavailable
 from walmere.pgoutput.messages import ReplicaIdentity
+from walmere.publisher.catalog import PublishedTable, published_tables
 from walmere.publisher.connect import Connection
 from walmere.types.copytext import COPY_OPTIONS
 
@@ -24,7 +25,7 @@ RANGE_BYTES: Final = 64 << 20
 class Column:
     """A published column."""
 
-    attnum: int
+    attnum: int  # never given to another column: it tells a rename from a new one
     name: str
     type_oid: int
     typmod: int
@@ -51,8 +52,13 @@ class Table:
     name: str
     replica_identity: ReplicaIdentity
     columns: tuple[Column, ...]
-    row_filter: str | None
+    published: PublishedTable  # what the publications say of it
     parts: tuple[Part, ...]
+    natts: int  # columns that it ever had
+
+    @property
+    def row_filter(self) -> str | None:
+        return self.published.row_filter
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
@@ -72,17 +78,17 @@ class Range:
     end: int | None  # None: to the end, however far that is by now
 
 
-def describe(connection: Connection, publications: tuple[str, ...], oid: int) -> Table:
-    """Ask the catalogs about one table."""
+def describe(connection: Connection, publications: tuple[str, ...], oid: int, gather: bool = False) -> Table:
+    """Ask the catalogs about one table; with `gather`, also about one of which only the partitions are published."""
     row = connection.execute(
-        "SELECT n.nspname, c.relname, c.relreplident, c.relkind FROM pg_class c"
+        "SELECT n.nspname, c.relname, c.relreplident, c.relkind, c.relnatts FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
         [oid],
     ).fetchone()
     if row is None:
         raise PublicationMissing(f"looking at relation {oid}", "it does not exist any more")
-    schema, name, identity, kind = row
-    published = _published_columns(connection, publications, schema, name)
+    schema, name, identity, kind, natts = row
+    published = _published(connection, publications, oid, f"{schema}.{name}", gather)
     columns = tuple(
         Column(*each)
         for each in connection.execute(
@@ -92,13 +98,13 @@ def describe(connection: Connection, publications: tuple[str, ...], oid: int) ->
             " FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(%s)"
             " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
             " AND (a.attname = ANY(%s) OR (%s AND a.attgenerated = '')) ORDER BY a.attnum",
-            [oid, oid, published or [], published is None],
+            [oid, oid, list(published.columns), not published.columns],
         )
     )
     _require_every_row(connection, f"looking at table {schema}.{name}", oid)
-    filters = _row_filters(connection, publications, oid)
-    parts = _parts(connection, oid, kind, Part(schema, name, None, whole_tree=True))
-    return Table(oid, schema, name, ReplicaIdentity(identity), columns, filters, parts)
+    leaves = {leaf for leaf, _ in published.leaves} if published.gathered else None
+    parts = _parts(connection, oid, kind, Part(schema, name, None, whole_tree=True), leaves)
+    return Table(oid, schema, name, ReplicaIdentity(identity), columns, published, parts, natts)
 
 
 def _require_every_row(connection: Connection, doing: str, oid: int) -> None:
@@ -119,37 +125,48 @@ def _require_every_row(connection: Connection, doing: str, oid: int) -> None:
         )
 
 
-def _published_columns(
-    connection: Connection, publications: tuple[str, ...], schema: str, name: str
-) -> list[str] | None:
-    """The columns as the publication lists them; None where the server has no column lists."""
-    if connection.info.server_version < 150_000:
-        return None
+def missing_values(connection: Connection, oid: int) -> dict[int, str | None] | None:
+    """By attnum, what rows have in a column that was added after they were written: its `attmissingval`, as text.
+
+    An array as text is read as one of texts, whose only element is the value's own text. None: one of them has another
+    delimiter than a comma, and cannot be read so.
+    """
     rows = connection.execute(
-        "SELECT attnames FROM pg_publication_tables WHERE pubname = ANY(%s) AND schemaname = %s AND tablename = %s",
-        [list(publications), schema, name],
+        "SELECT attnum, CASE WHEN typdelim = ',' THEN (attmissingval::text::text[])[1] END, typdelim = ','"
+        " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE attrelid = %s AND atthasmissing",
+        [oid],
     ).fetchall()
-    if not rows:
-        raise PublicationMissing(f"looking at table {schema}.{name}", "it is not in the publication any more")
-    return sorted({column for (columns,) in rows for column in columns})
+    return {attnum: text for attnum, text, _ in rows} if all(readable for *_, readable in rows) else None
 
 
-def _row_filters(connection: Connection, publications: tuple[str, ...], oid: int) -> str | None:
-    """The row filter; of several publications a row passes if it passes one, as in the stream."""
-    if connection.info.server_version < 150_000:
-        return None
-    filters = connection.execute(
-        "SELECT DISTINCT pg_get_expr(t.qual, t.relid) FROM pg_publication p,"
-        " LATERAL pg_get_publication_tables(p.pubname) t WHERE t.relid = %s AND p.pubname = ANY(%s)",
-        [oid, list(publications)],
+def _published(
+    connection: Connection, publications: tuple[str, ...], oid: int, name: str, gather: bool
+) -> PublishedTable:
+    tables = {table.oid: table for table in published_tables(connection, publications, gather)}
+    its = tables.get(oid)
+    if its is None:
+        raise PublicationMissing(f"looking at table {name}", "it is not in the publication any more")
+    if its.gathered:
+        _require_alike(connection, publications, its, name)
+    return its
+
+
+def _require_alike(connection: Connection, publications: tuple[str, ...], its: PublishedTable, name: str) -> None:
+    wanted = [leaf for leaf, _ in its.leaves]
+    published = [table for table in published_tables(connection, publications) if table.oid in wanted]
+    [(identities,)] = connection.execute(
+        "SELECT count(DISTINCT relreplident) FROM pg_class WHERE oid = ANY(%s)", [wanted]
     ).fetchall()
-    if not filters or (None,) in filters:
-        return None
-    return " OR ".join(f"({expression})" for (expression,) in filters)
+    if identities > 1 or len({(frozenset(leaf.columns), leaf.row_filter) for leaf in published}) > 1:
+        raise NotMirrored(
+            f"gathering the partitions of {name}",
+            "they have different columns, row filters or replica identities",
+            "have all of them alike, or set target.gather_partitions = false",
+        )
 
 
-def _parts(connection: Connection, oid: int, kind: str, root: Part) -> tuple[Part, ...]:
-    """The relations that hold the rows, with their size in pages.
+def _parts(connection: Connection, oid: int, kind: str, root: Part, gathered: set[int] | None) -> tuple[Part, ...]:
+    """What to read the rows from, with its size in pages.
 
     Pages are told by `ctid`, and partitions are read directly; both takes SELECT on the whole of the relation itself. A
     role that has it on some columns, or on the root only, may read the rows all the same, but in one piece.
@@ -157,15 +174,20 @@ def _parts(connection: Connection, oid: int, kind: str, root: Part) -> tuple[Par
     rows = connection.execute(
         "SELECT n.nspname, c.relname, CASE WHEN c.relkind = 'r' AND has_table_privilege(c.oid, 'SELECT') THEN"
         " (pg_relation_size(c.oid) / current_setting('block_size')::int)::int END, pg_relation_filenode(c.oid)::int8,"
-        " has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE')"
+        " c.oid::int8, has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'),"
+        " c.relfilenode NOT IN (0, pg_relation_filenode(c.oid))"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE CASE WHEN %s THEN c.oid IN (SELECT relid FROM pg_partition_tree(%s) WHERE isleaf) ELSE c.oid = %s END"
         " ORDER BY 1, 2",
         [kind == "p", oid, oid],
     ).fetchall()
-    if kind == "p" and not all(readable for *_, readable in rows):
+    if any(rewritten for *_, rewritten in rows):
+        # the function speaks of now, the catalog of the snapshot: it does not see the rows that were written since
+        raise SourceUnavailable(f"looking at {root.schema}.{root.name}", "it was rewritten since the snapshot")
+    wanted = [row for row in rows if gathered is None or row[4] in gathered]
+    if kind == "p" and wanted == rows and not all(row[5] for row in rows):
         return (root,)
-    return tuple(Part(*row) for *row, _ in rows)
+    return tuple(Part(*row[:4]) for row in wanted)
 
 
 def ranges(table: Table, at_least: int = 1, page_bytes: int = 8192) -> list[Range]:
