@@ -14,6 +14,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 from psycopg.sql import SQL, Identifier
+from psycopg.types.json import set_json_loads
 
 from conftest import Database
 from processes import eventually
@@ -37,6 +38,7 @@ class Mirror:
     ) -> None:
         """`source` are more keys of [source], or other values of those that are there anyway."""
         self.database = database
+        set_json_loads(_as_text, database.connection)  # json as its text, as the target has it
         directory.mkdir(exist_ok=True)
         self.file = directory / "walmere.toml"
         dsn = database.server.dsn(database.name, user)
@@ -55,6 +57,11 @@ path = "lake"
 master = "local[2]"
 """
         )
+
+    def set(self, section: str, **keys: str | bool) -> None:
+        """Add keys to a section of the configuration."""
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+        self.file.write_text(self.file.read_text().replace(f"[{section}]\n", f"[{section}]\n{lines}"))
 
     @property
     def config(self) -> Config:
@@ -116,7 +123,7 @@ master = "local[2]"
             assert target == source, f"{table}: missing {source - target}, extra {target - source}"
 
     def becomes_equal(self, *tables: str, why: Callable[[], str] = lambda: "") -> None:
-        """Wait until the target has caught up. Looking takes its time, so it leaves some to those who do the work."""
+        """Wait until the target has caught up."""
 
         def equal() -> bool:
             with contextlib.suppress(AssertionError, SinkMismatch):
@@ -124,7 +131,11 @@ master = "local[2]"
                 return True
             return False
 
-        eventually(equal, 90, why, every=0.25)
+        self.becomes(equal, why)
+
+    def becomes(self, done: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
+        """Wait until something is so. Looking takes its time, so it leaves some to those who do the work."""
+        eventually(done, 90, why, every=0.25)
 
 
 def _plain(value: Any) -> Any:
@@ -134,3 +145,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
     return value.normalize() if isinstance(value, Decimal) else value
+
+
+def _as_text(content: str | bytes) -> str:
+    return content if isinstance(content, str) else content.decode()

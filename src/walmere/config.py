@@ -100,6 +100,10 @@ class Target(_Section):
     path: Path
     """Tables are at <path>/<schema>/<table>."""
     mode: Literal["mirror"] = "mirror"
+    gather_partitions: bool = False
+    """Have one table for a partitioned one whose partitions are published each under its own name."""
+    messages: str | None = Field(default=None, pattern=r"^[^.]+\.[^.]+$")
+    """Have a table of logical messages, under this name: schema.table."""
 
     _paths = field_validator("path", mode="before")(_path)
 

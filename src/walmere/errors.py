@@ -14,6 +14,7 @@
     ├── SinkError
     │   ├── SinkConflict          others committed at the same time, again and again          (transient)
     │   └── SinkMismatch          what is at the target is not the table it should be
+    ├── NotMirrored               a table is set aside: it has what no target could hold, or cannot be told apart
     ├── InvalidTransition         a table's state machine was used wrongly: a bug of ours
     └── SourceError
         ├── SourceUnavailable     no connection, or it was cut                             (transient)
@@ -110,6 +111,10 @@ class SinkConflict(SinkError):
 
 class SinkMismatch(SinkError):
     """What is at the target is not the table it should be, or does not hold the rows it should."""
+
+
+class NotMirrored(WalmereError):
+    """A table has something that its target could not hold, or that nobody could find again. The others go on."""
 
 
 class InvalidTransition(WalmereError):

@@ -98,7 +98,9 @@ KEYS = {
     "applied_lsn": None,
     "lag_bytes": None,
     "lag_seconds": None,
-    "tables": [dict.fromkeys(("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error"))],
+    "tables": [
+        dict.fromkeys(("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"))
+    ],
     "error": None,
 }
 

@@ -180,7 +180,7 @@ def test_progress_includes_an_lsn_when_every_table_has_it() -> None:
     said = (
         b'{"time": 1.5, "applied_lsn": "0/20", "tables": [{"name": "public.a", "schema": "public", "table": "a",'
         b' "oid": 1, "phase": "r", "rows_copied": 3, "snapshot_lsn": "0/1", "applied_lsn": "0/20", "rejects": 0,'
-        b' "error": null, "changes": 7}]}'
+        b' "error": null, "published": true, "definition": null, "awaits": null, "changes": 7}]}'
     )
     progress = Progress.parse(said)
     assert (progress.rows_copied, progress.changes_applied) == (3, 7)

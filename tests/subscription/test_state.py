@@ -11,18 +11,28 @@ import pytest
 
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.publisher.catalog import Layout
+from walmere.publisher.table import Column
 from walmere.sinks.base import TableName
 from walmere.subscription import state as s
-from walmere.subscription.state import Phase, TableState
+from walmere.subscription.state import Definition, Phase, Shape, TableState
 
 ALL = tuple(Phase)
+DEFINITION = Definition(
+    (Column(1, "id", 23, -1, True), Column(3, "v", 1043, 14, False)), 3, Layout(1, 2, 3, 4), "pub", ((9, 7),)
+)
+SHAPE = Shape(TableName("public", "t"), (("id", 23, -1), ("w", 25, -1)))
 EVENTS: dict[str, tuple[Callable[[TableState], TableState], dict[Phase, Phase]]] = {
     "copy_started": (
         lambda t: s.copy_started(t, Lsn(100)),
         {Phase.INIT: Phase.DATA_SYNC, Phase.DATA_SYNC: Phase.DATA_SYNC},
     ),
-    "copy_committed": (lambda t: s.copy_committed(t, rows=7), {Phase.DATA_SYNC: Phase.FINISHED_COPY}),
-    "copy_failed": (lambda t: s.copy_failed(t, "why"), {Phase.INIT: Phase.INIT, Phase.DATA_SYNC: Phase.INIT}),
+    "copy_committed": (lambda t: s.copy_committed(t, DEFINITION, rows=7), {Phase.DATA_SYNC: Phase.FINISHED_COPY}),
+    "copy_again": (lambda t: s.copy_again(t, "why"), dict.fromkeys(Phase, Phase.INIT)),
+    "redefined": (
+        lambda t: s.redefined(t, SHAPE, Lsn(500)),
+        {phase: phase for phase in (Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)},
+    ),
     "applied": (
         lambda t: s.applied(t, Lsn(500)),
         {Phase.FINISHED_COPY: Phase.SYNC_DONE, Phase.SYNC_DONE: Phase.READY, Phase.READY: Phase.READY},
@@ -47,7 +57,7 @@ def test_each_event_leads_where_it_should_or_is_refused(event: str, phase: Phase
 def test_a_table_goes_through_all_phases_with_its_positions() -> None:
     t = s.copy_started(TableState(TableName("public", "t"), 1), Lsn(100))
     assert (t.snapshot_lsn, t.applied_lsn, t.phase.copied) == (Lsn(100), INVALID_LSN, False)
-    t = s.copy_committed(t, rows=3, rejects=1)
+    t = s.copy_committed(t, DEFINITION, rows=3, rejects=1)
     assert (t.applied_lsn, t.rows_copied, t.rejects, t.phase.copied) == (Lsn(100), 3, 1, True)
     t = s.applied(t, Lsn(520), rejects=2)
     assert (t.phase, t.applied_lsn, t.rejects) == (Phase.SYNC_DONE, Lsn(520), 2)

@@ -147,6 +147,32 @@ def run(
     made.on_poll()  # what the last batch brought
 
 
+@app.command()
+def resync(
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="Name, or schema.name.")],
+    config: ConfigFile = _DEFAULT,
+    wait: Annotated[bool, typer.Option(help="Until the new copies are there.")] = True,
+) -> None:
+    """Copy tables again. Until a new copy is complete, readers see the old one; the other tables go on."""
+    from walmere.changelog.writer import Lock
+    from walmere.subscription import requests
+    from walmere.subscription.tables import Tables
+
+    loaded = _load(config)
+    directory = loaded.subscription.directory
+    wanted = requests.find(Tables(directory), tables)
+    requests.ask(directory, wanted)
+    names = ", ".join(map(str, wanted))
+    if not wait:
+        print(f"{names}: to be copied again by the run that is there, or the next")
+    elif Lock.holder(directory / "run") is None:
+        run(config, once=True)
+        print(f"{names}: copied again")
+    else:
+        requests.wait(directory, wanted)
+        print(f"{names}: copied again by the run that is there")
+
+
 def _until(config: Config, until: Lsn | None, once: bool) -> Lsn | None:
     """Where to end: what the source has committed now is all before its insert position."""
     if not once:
@@ -235,6 +261,7 @@ def drop(
         (directory / file).unlink(missing_ok=True)
     _delete(directory / "origins")
     _delete(directory / "run")
+    _delete(directory / "resync")
     _delete(directory / "checkpoint")
     _delete(dropped)
     lock.release()

@@ -60,12 +60,15 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
         for row in state["tables"]:
             table.add_row(
                 escape(row["name"]),
-                row["phase"],
+                row["phase"] if row["published"] else "not published any more",
                 str(row["rows_copied"]),
                 row["applied_lsn"] or "–",
                 str(row["rejects"]),
             )
         console.print(table)
+        for row in state["tables"]:
+            if row["error"] is not None:
+                console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
 
 
 def progress(now: Mapping[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -71,10 +73,12 @@ def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
     if config.target is None:
         raise ConfigError(f"reading {file}", "there is no [target]", 'add [target] with kind = "delta" and path = "…"')
     directory = config.subscription.directory
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     spark = session(config.subscription.name, config.spark.master, config.spark.settings, directory / "spark.log")
     tables = Tables(directory)
     sink = DeltaSink(str(config.target.path))
-    sync = TableSync(config.source, config.subscription.name, tables, sink, SparkTasks(spark))
+    gather = config.target.gather_partitions
+    sync = TableSync(config.source, config.subscription.name, tables, sink, SparkTasks(spark), gather=gather)
     apply = Apply(spark, directory, sink, tables)
     made = Launcher(config, file, tables, sync, apply)
     if tell is not None:

@@ -9,61 +9,42 @@ the JVM.
 A micro-batch ends on a commit boundary. When all its tables are committed, their states move on, and then the ledger
 says that they belong together. A crash anywhere before that repeats the batch, and every table that had it already does
 nothing. A table whose copy is committed while a batch runs takes part from the next one on, from its own position.
+
+A table whose stream comes to a definition that its target does not have is applied up to there, and waits. One that
+cannot be applied at all is set aside, with the error. The others do not notice.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
-from walmere.errors import WalmereError
+from walmere.errors import NotMirrored, SinkMismatch, TypeMismatch, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.pgoutput.relation import RelationVersion
 from walmere.sinks.base import Sink, StagedFile, TableName
-from walmere.spark import changes
+from walmere.spark import changes, messages
+from walmere.spark.batches import ApplyJob, Batch
+from walmere.spark.changes import Stretch
 from walmere.spark.fold import fold
+from walmere.spark.source import SOURCE, ReferenceSource
 from walmere.spark.tasks import failure
 from walmere.subscription import state
 from walmere.subscription.ledger import Entry, Ledger
 from walmere.subscription.origin import Origins
-from walmere.subscription.plan import BlockRef, Planner, divide
 from walmere.subscription.rejects import Rejects
-from walmere.subscription.state import Phase, TableState
+from walmere.subscription.state import Phase, Shape, TableState
 from walmere.subscription.tables import Tables
-from walmere.types import PgType
 
-SOURCE: Final = "walmere_apply"
-MAX_BYTES: Final = 64 << 20
-"""Of the log, in one batch."""
-LEAST_BYTES: Final = 8 << 20
-"""Of the log, for each task of several that write one table's inserts."""
-VACUUM: Final = 600.0
-"""Seconds after which a table that is written to is vacuumed again."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyJob:
-    """What one task applies to one table."""
-
-    directory: Path
-    oid: int
-    name: TableName
-    refs: list[BlockRef]
-    versions: dict[int, RelationVersion]
-    types: dict[int, PgType]
-    sink: Sink
-    end_lsn: Lsn
-    vacuum: bool
-    alone: bool  # else it has a part of the table's inserts, to stage: one place commits all of them
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +57,16 @@ class Applied:
     seconds: float = 0.0  # that its task took
     version: int | None = None  # of the table, if the task made one
     staged: Staged | None = None
+    stopped: Stopped | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Why a table did not come to the end of the batch."""
+
+    reached: Lsn
+    awaits: Shape | None = None  # the definition that comes next; None: it has to be copied again
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,38 +78,55 @@ class Staged:
     rejects: list[StagedFile]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The batch itself: every plan has one, also if no table has anything to do."""
-
-    end_lsn: Lsn
-    commit_time: int | None
-    tables: tuple[int, ...]  # that take part: those whose copy was committed when it was planned
-
-
 def apply_table(job: ApplyJob) -> Applied:
     """Bring one table to the end of the batch. Runs in a Spark task; doing it twice, or twice at once, does it once."""
     began = time.monotonic()
-    sink, name = job.sink, job.name
-    done = sink.applied(name)
-    if done is not None and done >= job.end_lsn:
+    try:
+        result = _apply_job(job)
+    except (NotMirrored, SinkMismatch, TypeMismatch) as error:
+        result = Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=str(error)))
+    return replace(result, seconds=time.monotonic() - began)
+
+
+def _apply_job(job: ApplyJob) -> Applied:
+    sink: Sink = pickle.loads(job.sink)  # noqa: S301
+    name = job.shape.table
+    reached = sink.applied(name)
+    if reached is not None and reached >= job.end_lsn:
         return Applied(job.oid, rejects=sink.count(Rejects.table(name)))
-    decoded = changes.decode(job.directory, job.refs, job.versions, job.types, done)
+    if not job.oid:
+        rows = messages.read(job.blocks.directory, job.blocks.refs, reached)
+        version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
+        return Applied(0, len(rows), version=version)
+    result = Applied(job.oid)
+    while (stretch := changes.next_stretch(job.blocks, job.shape, reached)) is not None:
+        if stretch.shape != job.shape or stretch.empty:
+            awaits = stretch.shape if stretch.shape != job.shape else None
+            return replace(result, stopped=Stopped(stretch.start, awaits))
+        result = _apply_stretch(job, sink, stretch, reached, result)
+        if stretch.end is None:
+            break
+        reached = stretch.end
+    return result
+
+
+def _apply_stretch(job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | None, before: Applied) -> Applied:
+    name = job.shape.table
+    decoded = changes.decode(job.blocks, stretch, job.types, reached)
     if decoded is None:
-        return Applied(job.oid)
+        return before
     rejects: list[StagedFile] = []
     if decoded.rejects.num_rows:
         sink.create(Rejects.table(name), Rejects.SCHEMA)
         rejects = sink.stage(Rejects.table(name), [decoded.rejects])
-    net = fold(decoded.changes, decoded.identity)
-    version = staged = rejected = None
-    if job.alone:
-        rejected = _commit_rejects(sink, name, rejects, job.end_lsn)
-        version = sink.tidy(name, sink.apply(name, net, job.end_lsn, decoded.identity), job.vacuum)
-    else:
-        staged = Staged(name, sink.stage(name, net.appends.to_batches()), rejects)
-    seconds = time.monotonic() - began
-    return Applied(job.oid, len(decoded.changes), rejected, seconds, version, staged)
+    net = fold(decoded.changes, stretch.identity, maybe_there=job.partial)
+    count = before.changes + len(decoded.changes)
+    if not job.alone:
+        return replace(before, changes=count, staged=Staged(name, sink.stage(name, net.appends.to_batches()), rejects))
+    end = stretch.end or job.end_lsn
+    rejected = _commit_rejects(sink, name, rejects, end)
+    version = sink.tidy(name, sink.apply(name, net, end, stretch.identity), job.vacuum)
+    return replace(before, changes=count, version=version, rejects=before.rejects if rejected is None else rejected)
 
 
 def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> int | None:
@@ -139,92 +147,14 @@ def commit_staged(sink: Sink, results: Sequence[Applied], end_lsn: Lsn) -> list[
 
 def _commit_parts(sink: Sink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied:
     staged = [part.staged for part in parts if part.staged is not None]
-    if not staged:
-        return parts[0]  # the table had the batch already
+    refused = [part for part in parts if part.stopped is not None]
+    if refused or not staged:
+        return (refused or parts)[0]  # or the table had the batch already
     name = staged[0].name
     rejects = _commit_rejects(sink, name, [file for part in staged for file in part.rejects], end_lsn)
     version = sink.tidy(name, sink.commit(name, [file for part in staged for file in part.files], end_lsn))
     seconds = max(part.seconds for part in parts)
     return Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version)
-
-
-class _Partition(InputPartition):
-    """A pickled ApplyJob, or the pickled Batch."""
-
-
-class _References(DataSourceStreamReader):
-    """Runs beside the driver, in a Python process of Spark's; what it must know is in the subscription's directory."""
-
-    def __init__(self, directory: Path, sink: Sink, parallelism: int) -> None:
-        self._directory = directory
-        self._sink = sink
-        self._parallelism = parallelism
-        self._end: Lsn | None = None
-        self._known: Planner | None = None
-        self._vacuumed: dict[int, float] = {}
-
-    @property
-    def _planner(self) -> Planner:
-        if self._known is None:
-            self._known = Planner(self._log)
-        return self._known
-
-    @property
-    def _log(self) -> Path:
-        return self._directory / "changelog"
-
-    def initialOffset(self) -> dict[str, str]:
-        return {"lsn": str(self._planner.start_lsn)}
-
-    def latestOffset(self) -> dict[str, str]:
-        if self._end is None:
-            last = Ledger(self._directory).last()
-            self._end = last.lsn if last is not None else self._planner.start_lsn
-        self._end = self._planner.end_of_batch(self._end, MAX_BYTES)
-        return {"lsn": str(self._end)}
-
-    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        end_lsn = Lsn.parse(end["lsn"])
-        tables = Tables(self._directory)
-        taking_part = {each.oid: each.position for each in tables if each.position is not None}
-        made = self._planner.plan(taking_part, end_lsn)
-        parts: list[InputPartition] = [_Partition(pickle.dumps(Batch(end_lsn, made.commit_time, tuple(taking_part))))]
-        for oid, refs in made.blocks.items():
-            used = {ref.version for ref in refs}
-            versions = {number: made.definitions[oid, number] for number in used if (oid, number) in made.definitions}
-            relation = next(iter(versions.values())).relation
-            name = TableName(relation.namespace, relation.name)
-            divided = divide(refs, self._parallelism, LEAST_BYTES)
-            vacuum, alone = self._time_to_vacuum(oid), len(divided) == 1
-            for some in divided:
-                job = ApplyJob(self._log, oid, name, some, versions, tables.types, self._sink, end_lsn, vacuum, alone)
-                parts.append(_Partition(pickle.dumps(job)))
-        return parts
-
-    def _time_to_vacuum(self, oid: int) -> bool:
-        now = time.monotonic()
-        due = now - self._vacuumed.setdefault(oid, now) > VACUUM
-        if due:
-            self._vacuumed[oid] = now
-        return due
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"reference": [partition.value]})
-
-
-class ReferenceSource(DataSource):
-    """`walmere_apply`: references to what is to be applied."""
-
-    @classmethod
-    def name(cls) -> str:
-        return SOURCE
-
-    def schema(self) -> str:
-        return "reference binary"
-
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        sink: Sink = pickle.loads(bytes.fromhex(self.options["sink"]))  # noqa: S301
-        return _References(Path(self.options["directory"]), sink, int(self.options["parallelism"]))
 
 
 def _apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -233,6 +163,17 @@ def _apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             work = pickle.loads(reference)  # noqa: S301
             result = apply_table(work) if isinstance(work, ApplyJob) else work
             yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+
+
+def _moved(known: TableState, result: Applied | None, end_lsn: Lsn) -> TableState:
+    """A table's state after a batch."""
+    if not known.follows:
+        return known  # it was set aside while the batch ran
+    if result is None or result.stopped is None:
+        return state.applied(known, end_lsn, None if result is None else result.rejects)
+    if result.stopped.awaits is None:
+        return state.copy_again(known, result.stopped.error)
+    return state.redefined(known, result.stopped.awaits, result.stopped.reached, result.rejects)
 
 
 class Apply:
@@ -272,15 +213,23 @@ class Apply:
         if needed:
             self._origins.advance("target", needed)
 
-    def _take_versions(self, tables: Iterable[TableState], applied: Iterable[Applied]) -> None:
-        """Where each table stands now; only those are looked at that may have moved and did not say where to."""
+    def _take_versions(self, tables: Iterable[TableState], applied: Iterable[Applied]) -> dict[int, str]:
+        """Where each table stands now; only those are looked at that may have moved and did not say where to.
+
+        Returns what is wrong with those that are not there any more.
+        """
+        lost: dict[int, str] = {}
         made = {result.oid: result.version for result in applied}
         for each in tables:
             version = made.get(each.oid)
             if version is not None:
                 self._versions[each.name] = version
             elif each.oid in made or each.phase is Phase.FINISHED_COPY or each.name not in self._versions:
-                self._versions[each.name] = self._sink.version(each.table)
+                try:
+                    self._versions[each.name] = self._sink.version(each.table)
+                except SinkMismatch as error:
+                    lost[each.oid] = str(error)
+        return lost
 
     def _batch(self, references: DataFrame, _: int) -> None:
         try:
@@ -300,11 +249,19 @@ class Apply:
         [batch] = [result for result in results if isinstance(result, Batch)]
         tasks = [result for result in results if isinstance(result, Applied)]
         applied = commit_staged(self._sink, tasks, batch.end_lsn)
-        rejects = {result.oid: result.rejects for result in applied}
-        before = [self._tables[oid] for oid in batch.tables]
-        moved = [state.applied(each, batch.end_lsn, rejects.get(each.oid)) for each in before]
-        self._tables.put(*moved)
-        self._take_versions(before, applied)
+        results_of = {result.oid: result for result in applied}
+        before = {oid: known for oid in batch.tables if (known := self._tables.get(oid)) is not None}
+        changed = self._tables.change(
+            {oid: functools.partial(_moved, result=results_of.get(oid), end_lsn=batch.end_lsn) for oid in before}
+        )
+        lost = self._take_versions([before[each.oid] for each in changed if each.follows], applied)
+        changed += self._tables.change(
+            {oid: functools.partial(state.copy_again, error=error) for oid, error in lost.items() if oid}
+        )
+        for each in changed:
+            if each.error is not None:
+                _log.warning("table %s is set aside, to be copied again: %s", each.name, each.error)
+        moved = [each for each in changed if each.follows and each.oid not in lost]
         if all(each.applied_lsn <= batch.end_lsn for each in moved):  # a copy in front has more than the others
             versions = {each.name: self._versions[each.name] for each in moved}
             self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions))

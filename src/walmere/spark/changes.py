@@ -1,83 +1,166 @@
 """From references to typed changes: what a task does with the blocks of its table before the fold.
 
 The same codecs that cast the copy's text cast the stream's. All by whole columns; the only Python loop is over blocks.
+
+A batch may hold changes of several definitions of the table. They are taken in **stretches**: what committed before the
+first transaction in which another definition appears. Columns and replica identity are the same all through a stretch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from walmere.errors import WalmereError
-from walmere.lsn import Lsn
+from walmere.errors import NotMirrored
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.columns import Rows, decode_rows
 from walmere.pgoutput.messages import Relation, ReplicaIdentity
-from walmere.pgoutput.relation import RelationVersion
-from walmere.sinks.base import Identity
+from walmere.sinks.base import Identity, TableName
 from walmere.spark.fold import TRUNCATE, Changes
-from walmere.subscription.plan import BlockRef, messages
+from walmere.subscription.plan import Blocks, messages
 from walmere.subscription.rejects import Rejects, rejected_key
+from walmere.subscription.state import Shape
 from walmere.types import PgType
 from walmere.types.base import Codec
 from walmere.types.codec import codec
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """Changes of one definition."""
+
+    shape: Shape
+    identity: Identity
+    versions: frozenset[tuple[int, int]]
+    start: Lsn  # all that committed before it is in the table
+    end: Lsn | None = None  # where a transaction commits that has another definition; None: all of the batch is of this
+
+    @property
+    def empty(self) -> bool:
+        """One transaction has several definitions, so nothing but the whole of it could be applied."""
+        return self.end is not None and self.end <= self.start
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
-    """The changes of a table in one batch."""
+    """The changes of a stretch."""
 
     changes: Changes
-    identity: Identity
     rejects: pa.RecordBatch
 
 
-def decode(
-    directory: Path,
-    refs: Sequence[BlockRef],
-    versions: Mapping[int, RelationVersion],
-    types: Mapping[int, PgType],
-    applied: Lsn | None = None,
-) -> Decoded | None:
-    """Read and cast what the references point to and the table does not have; None if none of it counts."""
-    pieces: list[Changes] = []
-    truncated = False
-    relation: Relation | None = None
-    rejects = Rejects(())
-    for ref, batch in messages(directory, list(refs), applied):
-        before, relation = relation, versions[ref.version].relation
-        if before is not None and _shape(before) != _shape(relation):
-            raise WalmereError(
-                f"applying changes to {relation.namespace}.{relation.name}",
-                "its columns or its replica identity changed between two changes of one batch",
-                "copy the table again",
-            )
-        truncates = np.flatnonzero(pc.equal(batch.column("kind"), "T").to_numpy(zero_copy_only=False))
-        rows = batch
-        if truncates.size:  # what came before is gone
-            pieces, truncated = [], True
-            rows = batch.slice(int(truncates[-1]) + 1)
-        if rows.num_rows:
-            codecs = [codec(column.type_oid, column.type_modifier, types) for column in relation.columns]
-            rejects = rejects if pieces else Rejects(_key(relation))
-            pieces.append(_typed(rows, relation, codecs, ref.segment.streamed, rejects))
-    if relation is None:
+class _Columns(NamedTuple):
+    """Of the target."""
+
+    schema: pa.Schema
+    codecs: Sequence[Codec]
+    key: tuple[str, ...]
+
+
+def shape_of(relation: Relation, target: Shape | None = None) -> Shape:
+    """What the target has to follow of a definition. With `target`, the relation is a part of that table."""
+    columns = tuple((column.name, column.type_oid, column.type_modifier) for column in relation.columns)
+    if target is None:
+        return Shape(TableName(relation.namespace, relation.name), columns)
+    shape = Shape(target.table, columns)
+    return target if target.same(shape) else shape
+
+
+def _identity(relation: Relation, target: Shape | None) -> Identity:
+    key = _key(relation)
+    if target is not None:  # in the same order, whichever the part has
+        key = tuple(name for name, *_ in target.columns if name in key)
+    return Identity(relation.replica_identity.value, key)
+
+
+def next_stretch(blocks: Blocks, target: Shape, applied: Lsn | None) -> Stretch | None:
+    """The first stretch that the table does not have; None if it has everything."""
+    definitions = {
+        number: (
+            shape_of(each.relation, target if blocks.parts else None),
+            _identity(each.relation, target if blocks.parts else None),
+            None if blocks.parts else number,  # a table's own versions always differ in something
+        )
+        for number, each in blocks.versions.items()
+    }
+    position = max(blocks.refs[0].position, applied or INVALID_LSN)
+    if len(set(definitions.values())) == 1:
+        shape, identity, _ = next(iter(definitions.values()))
+        return Stretch(shape, identity, frozenset(blocks.versions), position)
+    begins: dict[tuple[int, int], tuple[Lsn, int]] = {}  # commit and number of the first change of each
+    for ref, batch in messages(blocks.directory, blocks.refs, applied):
+        commits, places = batch.column("commit_lsn").to_numpy(), batch.column("sequence").to_numpy()
+        first = np.lexsort((places, commits))[0]
+        found = (Lsn(commits[first]), int(places[first]))
+        number = (ref.block.relation, ref.version)
+        begins[number] = min(begins.get(number, found), found)
+    if not begins:
         return None
-    codecs = [codec(column.type_oid, column.type_modifier, types) for column in relation.columns]
-    schema = pa.schema([(column.name, each.arrow) for column, each in zip(relation.columns, codecs, strict=True)])
-    if truncated:
-        pieces.insert(0, _truncate(schema))
-    identity = Identity(relation.replica_identity.value, _key(relation))
-    return Decoded(_joined(pieces, schema), identity, rejects.rows())
+    oldest = min(begins, key=lambda number: begins[number])
+    same = frozenset(number for number in begins if definitions[number] == definitions[oldest])
+    others = [commit for number, (commit, _) in begins.items() if number not in same]
+    shape, identity, _ = definitions[oldest]
+    return Stretch(shape, identity, same, max(position, begins[oldest][0]), min(others, default=None))
 
 
-def _shape(relation: Relation) -> tuple[object, ...]:
-    return relation.replica_identity, relation.columns
+def decode(blocks: Blocks, stretch: Stretch, types: Mapping[int, PgType], applied: Lsn | None = None) -> Decoded | None:
+    """Read and cast the changes of a stretch that the table does not have; None if none of them counts."""
+    codecs = [codec(type_oid, typmod, types) for _, type_oid, typmod in stretch.shape.columns]
+    schema = pa.schema([(name, each.arrow) for (name, *_), each in zip(stretch.shape.columns, codecs, strict=True)])
+    into = _Columns(schema, codecs, stretch.identity.key)
+    wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in stretch.versions]
+    found = list(messages(blocks.directory, wanted, applied, stretch.end))
+    if not found:
+        return None
+    emptied = _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
+    rejects = Rejects(stretch.identity.key)
+    pieces: list[Changes] = []
+    order: list[pa.RecordBatch] = []
+    for ref, batch in found:
+        rows = batch if emptied is None else batch.filter(pa.array(_is_after(batch, emptied)))  # the others are gone
+        if rows.num_rows:
+            relation = blocks.versions[ref.block.relation, ref.version].relation
+            pieces.append(_typed(rows, relation, into, ref.segment.streamed, rejects))
+            order.append(rows)
+    joined = _joined(pieces, schema) if pieces else _truncate(schema)
+    if len({ref.block.relation for ref, _ in found}) > 1 and pieces:
+        joined = joined.take(np.lexsort((_column(order, "sequence"), _column(order, "commit_lsn"))))
+    if emptied is not None and pieces:
+        joined = _joined([_truncate(schema), joined], schema)
+    return Decoded(joined, rejects.rows())
+
+
+def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.uint64]:
+    return np.concatenate([batch.column(name).to_numpy() for batch in batches])
+
+
+def _is_after(batch: pa.RecordBatch, point: tuple[int, int]) -> NDArray[np.bool_]:
+    commit, sequence = batch.column("commit_lsn").to_numpy(), batch.column("sequence").to_numpy()
+    later: NDArray[np.bool_] = (commit > point[0]) | ((commit == point[0]) & (sequence > point[1]))
+    return later
+
+
+def _last_truncate(batches: Sequence[pa.RecordBatch], parts: int) -> tuple[int, int] | None:
+    """Commit and number of the last TRUNCATE, if there is one. It stands once for each relation that it empties."""
+    truncates = [batch.filter(pc.equal(batch.column("kind"), "T")) for batch in batches]
+    if not sum(map(len, truncates)):
+        return None
+    points, counts = np.unique(
+        np.stack([_column(truncates, "commit_lsn"), _column(truncates, "sequence")], axis=1), axis=0, return_counts=True
+    )
+    if (counts < parts).any():
+        raise NotMirrored(
+            "applying a TRUNCATE to a gathered table",
+            "it empties some of the partitions, and which rows they had is not known here",
+            "nothing: the table is copied again",
+        )
+    return int(points[-1][0]), int(points[-1][1])
 
 
 def _key(relation: Relation) -> tuple[str, ...]:
@@ -87,21 +170,23 @@ def _key(relation: Relation) -> tuple[str, ...]:
     return tuple(column.name for column in relation.columns if column.is_key)
 
 
-def _typed(
-    batch: pa.RecordBatch, relation: Relation, codecs: Sequence[Codec], streamed: bool, rejects: Rejects
-) -> Changes:
+def _typed(batch: pa.RecordBatch, relation: Relation, into: _Columns, streamed: bool, rejects: Rejects) -> Changes:
+    """The changes of a block, in the columns of the target: a partition may have them in another order."""
     rows: Rows = decode_rows(batch.column("message"), relation, streamed=streamed)
     lsn = batch.column("lsn").to_numpy()
-    names = [column.name for column in relation.columns]
-    schema = pa.schema([(name, each.arrow) for name, each in zip(names, codecs, strict=True)])
-    new = pa.table([values.text for values in rows.new], names=names)
-    old = pa.table([values.text for values in rows.old], names=names) if rows.old_kind.any() else None
+    own = {column.name: place for place, column in enumerate(relation.columns)}
+    places = [own[name] for name in into.schema.names]
+    new = pa.table([rows.new[place].text for place in places], names=into.schema.names)
+    old = None
+    if rows.old_kind.any():
+        text = pa.table([rows.old[place].text for place in places], names=into.schema.names)
+        old = pa.table(_old(text, into.codecs, into.key), schema=into.schema)
     return Changes(
         rows.kind,
-        pa.table(rejects.cast(new, codecs, lsn), schema=schema),
-        tuple(values.unchanged for values in rows.new),
+        pa.table(rejects.cast(new, into.codecs, lsn), schema=into.schema),
+        tuple(rows.new[place].unchanged for place in places),
         rows.old_kind,
-        None if old is None else pa.table(_old(old, codecs, _key(relation)), schema=schema),
+        old,
     )
 
 

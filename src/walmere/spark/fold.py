@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from walmere.errors import WalmereError
+from walmere.errors import NotMirrored
 from walmere.sinks.base import Identity, Mask, Net
 from walmere.sinks.rows import I64, codes, whole
 
@@ -68,20 +68,39 @@ class Changes:
     def __len__(self) -> int:
         return len(self.kind)
 
+    def take(self, rows: I64) -> Changes:
+        """These rows, in this order."""
+        return Changes(
+            self.kind[rows],
+            self.new.take(pa.array(rows)),
+            tuple(None if mask is None else mask[rows] for mask in self.unchanged),
+            self.old_kind[rows],
+            None if self.old is None else self.old.take(pa.array(rows)),
+        )
 
-def fold(changes: Changes, identity: Identity) -> Net:
-    """What the changes come to. Raises WalmereError for changes that this replica identity cannot have."""
+
+def fold(changes: Changes, identity: Identity, *, maybe_there: bool = False) -> Net:
+    """What the changes come to. Raises NotMirrored for changes that this replica identity cannot have.
+
+    `maybe_there`: deletes may have been left out, so a row that is inserted may replace one of its key.
+    """
     truncates = np.flatnonzero(changes.kind == TRUNCATE)
     truncate = bool(len(truncates))
     if truncate:
         changes = _after(changes, int(truncates[-1]) + 1)
-    if (changes.kind == INSERT).all():
+    if any(mask is not None and mask[changes.kind == INSERT].any() for mask in changes.unchanged):
+        raise NotMirrored(
+            _DOING,
+            "a row came into a row filter by a change of its key, with a large value that the server did not send",
+            "nothing: the table is copied again. REPLICA IDENTITY FULL avoids it",
+        )
+    if not len(changes) or ((changes.kind == INSERT).all() and not (maybe_there and identity.keyed)):
         return _net(truncate, changes, identity, appends=changes.new)
     if identity.keyed:
-        return _Keyed(changes, identity, truncate).net()
+        return _Keyed(changes, identity, truncate).net(maybe_there)
     if identity.multiset:
         return _multiset(changes, identity, truncate)
-    raise WalmereError(
+    raise NotMirrored(
         _DOING,
         "there is an UPDATE or DELETE of a table without a replica identity",
         "give the table a primary key, or ALTER TABLE … REPLICA IDENTITY FULL, and copy it again",
@@ -167,10 +186,10 @@ class _Keyed:
         kind = changes.kind
         has_old = changes.old_kind != 0
         if (has_old & (kind == INSERT)).any() or (~has_old & (kind == DELETE)).any():
-            raise WalmereError(_DOING, "an Insert has an old tuple, or a Delete has none")
+            raise NotMirrored(_DOING, "an Insert has an old tuple, or a Delete has none")
         key = [self.schema.names.index(name) for name in identity.key]
         if any(self.tuples.unchanged[column] is not None for column in key):
-            raise WalmereError(_DOING, "a value of the key was not sent")
+            raise NotMirrored(_DOING, "a value of the key was not sent")
 
         # The keys of all old tuples, then those of all new ones, and where among them each change has its own.
         old_rows, new_rows = np.flatnonzero(has_old), np.flatnonzero(kind != DELETE)
@@ -196,14 +215,14 @@ class _Keyed:
         self.event_key, when = np.divmod(events, self.width)
         self.event_change, self.writes = when >> 1, (when & 1).astype(np.bool_)
 
-    def net(self) -> Net:
+    def net(self, maybe_there: bool) -> Net:
         edge = np.flatnonzero(self.event_key[1:] != self.event_key[:-1])
         first = np.concatenate([[0], edge + 1])
         last = np.concatenate([edge, [len(self.event_key) - 1]])
         begins = self.event_change[first]
         found = ~self.writes[first] | ((self.changes.kind[begins] == UPDATE) & ~self.moved[begins])
-        if self.truncate:
-            found[:] = False
+        if self.truncate or maybe_there:
+            found[:] = not self.truncate
         stays = self.writes[last]
         ends = self.event_change[last]
 
@@ -236,7 +255,7 @@ class _Keyed:
             sources.append(source)
             carried.append(missing)
         if self.truncate and open_ended.any():
-            raise WalmereError(_DOING, "an UPDATE left a value alone of a row that a TRUNCATE had removed")
+            raise NotMirrored(_DOING, "an UPDATE left a value alone of a row that a TRUNCATE had removed")
 
         # A row that moved to a new key, but has values to fetch from the target, is no plain addition.
         is_upsert = np.arange(len(both)) < len(replaced)
@@ -294,10 +313,10 @@ def _follow(unchanged: Mask, parent: I64) -> I64:
 def _multiset(changes: Changes, identity: Identity, truncate: bool) -> Net:
     kind = changes.kind
     if ((changes.old_kind != OLD) & (kind != INSERT)).any():
-        raise WalmereError(_DOING, "an UPDATE or DELETE of a table with REPLICA IDENTITY FULL has not its old row")
+        raise NotMirrored(_DOING, "an UPDATE or DELETE of a table with REPLICA IDENTITY FULL has not its old row")
     tuples = _Tuples(changes, ())
     if any(mask is not None for mask in tuples.unchanged):
-        raise WalmereError(_DOING, "a value was not sent, and is not in the old row either")
+        raise NotMirrored(_DOING, "a value was not sent, and is not in the old row either")
     old_rows, new_rows = np.flatnonzero(kind != INSERT), np.flatnonzero(kind != DELETE)
     rows = [
         pa.concat_arrays([_take(old, old_rows), _take(new, new_rows)])

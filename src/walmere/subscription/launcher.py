@@ -7,6 +7,7 @@ killed, it goes on receiving, and the source's WAL does not pile up. The next la
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol
@@ -24,15 +25,22 @@ from walmere.changelog.writer import Lock
 from walmere.config import Config
 from walmere.errors import ChangeLogInUse, SlotInUse, SourceError, SourceUnavailable, WalmereError
 from walmere.lsn import Lsn
-from walmere.subscription import receiver
+from walmere.sinks.base import TableName
+from walmere.subscription import receiver, requests
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
+
+_log = logging.getLogger(__name__)
 
 COPIES: Final = 2
 """Tables that are copied at the same time; each by as many tasks as there are hands."""
 RETRY: Final = 5.0
 """Seconds until a copy that was cut off is begun anew: PostgreSQL's `wal_retrieve_retry_interval`."""
+LONGEST: Final = 300.0
+"""Seconds until one that was refused again and again is begun anew."""
+REFRESH: Final = 5.0
+"""Seconds after which the publications are looked at again, for tables that came or went."""
 _POLL: Final = 0.05
 _PATIENCE: Final = 30.0
 
@@ -132,34 +140,81 @@ def _is_alive(pid: int) -> bool:
 
 
 class Copies:
-    """The copies of all tables that wait for theirs. One that was cut off is begun anew after a while."""
+    """What tables wait for: their copies, and a look at what has become of those that changed. Also, which there are.
 
-    def __init__(self, sync: TableSync, pool: ThreadPoolExecutor) -> None:
+    A copy that was cut off is begun anew after a while. So is one that was refused, for somebody may mend what was
+    wrong, but after a longer while each time. With `once` it is not, and stands in `failed`.
+    """
+
+    def __init__(self, sync: TableSync, tables: Tables, copying: Executor, looking: Executor, *, once: bool) -> None:
         self._sync = sync
-        self._pool = pool
-        self._running = [self._submit(table.oid) for table in sync.discover()]
-        self._again: list[tuple[float, int]] = []
+        self._tables = tables
+        self._copying = copying
+        self._looking = looking
+        self._once = once
+        self._running: dict[int, Future[None]] = {}
+        self._due: dict[int, float] = {}
+        self._delay: dict[int, float] = {}
+        self._discovery: Future[None] = looking.submit(sync.discover)
+        self._discovered = False
+        self._look_again = 0.0
+        self.failed: dict[int, WalmereError] = {}
+
+    def poll(self) -> None:
+        """See what has come of it, and begin what can begin. Raises what concerns more than one table."""
+        now = time.monotonic()
+        if self._discovery.done() and not self._look_again:
+            with contextlib.suppress(SourceUnavailable):
+                self._discovery.result()
+                self._discovered = True
+            self._look_again = now + REFRESH
+        if self._look_again and now >= self._look_again and not (self._once and self._discovered):
+            self._discovery, self._look_again = self._looking.submit(self._sync.discover), 0.0
+        for oid, work in [each for each in self._running.items() if each[1].done()]:
+            del self._running[oid]
+            self._ended(oid, work, now)
+        for table in self._waiting():
+            oid = table.oid
+            if oid in self._running or now < self._due.get(oid, 0.0):
+                continue
+            if table.waits_for_copy:
+                self._due[oid] = now + RETRY if table.error is not None else 0.0
+                self._running[oid] = self._copying.submit(self._sync.copy, oid)
+            else:
+                self._running[oid] = self._looking.submit(self._sync.redefine, oid)
 
     def done(self) -> bool:
-        """Whether nothing is left to copy. Raises what a copy ended with that will not get better by waiting."""
-        now = time.monotonic()
-        for copy in [each for each in self._running if each.done()]:
-            self._running.remove(copy)
-            state = copy.result()
-            if not state.phase.copied:
-                self._again.append((now + RETRY, state.oid))
-        for due in [each for each in self._again if each[0] <= now]:
-            self._again.remove(due)
-            self._running.append(self._submit(due[1]))
-        return not self._running and not self._again
+        """Whether no table waits for anything."""
+        return self._discovered and not self._running and not self._waiting()
 
     def cancel(self) -> bool:
         """Begin no more of them. Returns whether some are under way."""
-        under_way = [copy for copy in self._running if not copy.cancel() and not copy.done()]
-        return bool(under_way)
+        work = [*self._running.values(), self._discovery]
+        return any([not each.cancel() and not each.done() for each in work])  # noqa: C419  all are to be cancelled
 
-    def _submit(self, oid: int) -> Future[TableState]:
-        return self._pool.submit(self._sync.copy, oid)
+    def _waiting(self) -> list[TableState]:
+        given_up = self.failed if self._once else ()
+        return [each for each in self._tables if (each.waits_for_copy or each.awaits) and each.oid not in given_up]
+
+    def _ended(self, oid: int, work: Future[None], now: float) -> None:
+        try:
+            work.result()
+            known = self._tables.get(oid)
+            if known is not None and known.error is not None:
+                self._due[oid] = now + RETRY
+            self.failed.pop(oid, None)
+            self._delay.pop(oid, None)
+        except WalmereError as error:
+            self._due[oid] = now + RETRY
+            if error.transient:
+                return
+            name = (
+                known.name if (known := self._tables.get(oid)) is not None else "a table that has left the publication"
+            )
+            self.failed[oid] = type(error)(f"mirroring {name}, {error.doing}", error.wrong, error.hint)
+            self._delay[oid] = min(2 * self._delay.get(oid, RETRY), LONGEST)
+            self._due[oid] = now + self._delay[oid]
+            _log.warning("%s", self.failed[oid])
 
 
 class Launcher:
@@ -195,18 +250,23 @@ class Launcher:
         self._prepare()
         with (
             ReceiverProcess(self._config_file, self._config, until) as process,
-            ThreadPoolExecutor(COPIES) as pool,
+            ThreadPoolExecutor(COPIES) as copying,
+            ThreadPoolExecutor(COPIES) as looking,
         ):
             while not log.exists() and not self._stopping.is_set():
                 process.check()
                 time.sleep(_POLL)
             if self._stopping.is_set():
                 return
-            copies = Copies(self._sync, pool)
+            with manifest.Manifest(log.parent) as made:
+                self._sync.follow_messages(self._messages(), made.header.start_lsn)
+            copies = Copies(self._sync, self._tables, copying, looking, once=until is not None)
             query: Query | None = None
             try:
-                while not self._stopping.is_set() and not (copies.done() and self._applied(until, query)):
+                while not self._stopping.is_set() and not (copies.done() and self._applied(until, query, copies)):
                     process.check()
+                    requests.take(self._config.subscription.directory, self._tables)
+                    copies.poll()
                     if query is not None:
                         self._check(query)
                     elif self._has_something_to_apply(until, copies):
@@ -219,6 +279,12 @@ class Launcher:
                 while copies.cancel():  # again: one may have been between two things that can be cancelled
                     self._sync.stop()
                     time.sleep(_POLL)
+            if copies.failed and until is not None:
+                raise next(iter(copies.failed.values()))
+
+    def _messages(self) -> TableName | None:
+        wanted = self._config.target.messages if self._config.target is not None else None
+        return None if wanted is None else TableName(*wanted.split(".", 1))
 
     def _prepare(self) -> None:
         """Make slot and log, or see that they and the source belong together, before anything is copied.
@@ -247,11 +313,11 @@ class Launcher:
         positions = [position for table in self._tables if (position := table.position) is not None]
         return any(until is None or position < until for position in positions) or (not positions and copies.done())
 
-    def _applied(self, until: Lsn | None, query: Query | None) -> bool:
+    def _applied(self, until: Lsn | None, query: Query | None, copies: Copies) -> bool:
         if until is None or (query is not None and self.apply.applied < until):
             return False
-        positions = [position for table in self._tables if (position := table.position) is not None]
-        return all(position >= until for position in positions) and (bool(positions) or query is not None)
+        tables = [each for each in self._tables if each.published and each.oid not in copies.failed]
+        return all(each.follows and each.applied_lsn >= until for each in tables) and bool(tables or query is not None)
 
     def _check(self, query: Query) -> None:
         """Raise what ended the query, if something did."""

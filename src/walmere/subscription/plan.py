@@ -17,10 +17,10 @@ what takes time is then the files that are written anew, which the sink does sid
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,11 +49,21 @@ class BlockRef:
     version: int  # of the relation's definition
     position: Lsn  # of the table: see `should_apply`
     commit_lsn: Lsn | None  # of all its messages, where they do not say it themselves
+    commit_time: int | None  # likewise
     aborted: frozenset[int]
 
     @property
     def block(self) -> Block:
         return self.segment.blocks[0]
+
+
+class Blocks(NamedTuple):
+    """What a task has to read."""
+
+    directory: Path
+    refs: Sequence[BlockRef]
+    versions: Mapping[tuple[int, int], RelationVersion]  # by relation and version
+    parts: int = 0  # relations that the table is gathered of; 0: it is one itself
 
 
 @dataclass(slots=True)
@@ -103,10 +113,10 @@ class Planner:
                     return end
         return start if self._is_better_later(newest) else end
 
-    def plan(self, positions: Mapping[int, Lsn], end: Lsn) -> Plan:
+    def plan(self, positions: Mapping[int, Lsn], end: Lsn, owners: Mapping[int, int] | None = None) -> Plan:
         """References to everything that is still to be applied, up to the end of a batch, by relation.
 
-        `positions` has the position of each relation that takes part.
+        `positions` has the position of each relation that takes part; `owners` of which table it is a part, if it is.
         """
         self._read()
         oldest = min(positions.values(), default=end)
@@ -127,7 +137,7 @@ class Planner:
             if isinstance(record, Transactions | Transaction):
                 made.commit_time = record.commit_time
                 for ref, relation in _references(record, positions):
-                    made.blocks.setdefault(relation, []).append(ref)
+                    made.blocks.setdefault((owners or {}).get(relation, relation), []).append(ref)
         self._forget(min(oldest, end))
         return made
 
@@ -189,6 +199,7 @@ def _references(record: Transactions | Transaction, positions: Mapping[int, Lsn]
                         block.version,
                         position,
                         record.commit_lsn if single else None,
+                        record.commit_time if single else None,
                         record.aborted if isinstance(record, Transaction) else frozenset(),
                     ),
                     block.relation,
@@ -210,15 +221,18 @@ def divide(refs: list[BlockRef], parts: int, least: int) -> list[list[BlockRef]]
 
 
 def messages(
-    directory: Path, refs: list[BlockRef], applied: Lsn | None = None
+    directory: Path, refs: Sequence[BlockRef], applied: Lsn | None = None, end: Lsn | None = None
 ) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
     """The messages that count, block by block, in commit order; with `commit_lsn` filled in.
 
     `applied` is what the table itself says: after a crash it may be ahead of the position that was recorded.
+    `end`: only what committed before it.
     """
     for ref in refs:
         position = max(ref.position, applied or INVALID_LSN)
-        if ref.commit_lsn is not None and not should_apply(position, ref.commit_lsn):
+        if ref.commit_lsn is not None and (
+            not should_apply(position, ref.commit_lsn) or (end is not None and ref.commit_lsn >= end)
+        ):
             continue
         batch = read_block(directory, ref.segment, 0)
         if ref.aborted:
@@ -228,7 +242,10 @@ def messages(
             lsn = pa.array(np.full(batch.num_rows, ref.commit_lsn, np.uint64))
             batch = batch.set_column(batch.schema.get_field_index("commit_lsn"), batch.schema.field("commit_lsn"), lsn)
         else:
-            counts = should_apply(position, batch.column("commit_lsn").to_numpy())
+            committed = batch.column("commit_lsn").to_numpy()
+            counts = should_apply(position, committed)
+            if end is not None:
+                counts &= committed < end
             batch = batch if counts.all() else batch.filter(pa.array(counts))
         if batch.num_rows:
             yield ref, batch

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from walmere.errors import WalmereError
+from walmere.errors import NotMirrored
 from walmere.sinks.base import TableName
 from walmere.types.base import Codec
 
 
-def rejected_key(column: str) -> WalmereError:
+def rejected_key(column: str) -> NotMirrored:
     """Two such rows would be one in the target: NULL is no key."""
-    return WalmereError(
+    return NotMirrored(
         f"casting column {column}, which is of the key",
         "it has a value that the target's type cannot hold, such as infinity or a date BC",
         "choose another REPLICA IDENTITY, or leave the table out of the publication",

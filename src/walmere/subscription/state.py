@@ -18,21 +18,56 @@ Sync is in front: a table is added while apply lags behind at 300; its snapshot 
 hold nothing for it, since all of that is in the copy. The first that ends after it finds it at 450 and goes on there.
 
 Both come out of one predicate, `should_apply`.
+
+A table whose stream comes to another definition (a column more, another name) than its target has, stops there, and the
+others go on. It **awaits** that definition: either the target takes it on in place, and the table goes on from where it
+stopped, or it is copied again. So is one that was refused, once what was wrong may have been mended. Until the new copy
+is committed, readers see the old rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.publisher.catalog import Layout
+from walmere.publisher.table import Column
 from walmere.sinks.base import TableName
+
+
+class Shape(NamedTuple):
+    """What a Relation message says of a table that its target has to follow."""
+
+    table: TableName
+    columns: tuple[tuple[str, int, int], ...]  # name, type, type modifier
+
+    def same(self, other: Shape) -> bool:
+        """Whether both are one, but for the order of columns: partitions may have another than their root."""
+        return self.table == other.table and sorted(self.columns) == sorted(other.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What the catalogs said of a table when its target was made like it."""
+
+    columns: tuple[Column, ...]  # published, in order
+    natts: int  # columns that it ever had: one with a greater attnum was added later
+    layout: Layout
+    how: str  # it is published
+    leaves: tuple[tuple[int, int], ...] = ()  # of a partitioned table: who holds its rows, and since when
+    partial: bool = False  # not all changes are published, so what is inserted may be there already
+    gathered: bool = False  # the stream has its leaves, each under its own name
+
+    def shape(self, table: TableName) -> Shape:
+        """As a Relation message would say it."""
+        return Shape(table, tuple((column.name, column.type_oid, column.typmod) for column in self.columns))
 
 
 class Phase(StrEnum):
@@ -62,6 +97,9 @@ class TableState:
     rows_copied: int = 0
     rejects: int = 0
     error: str | None = None
+    published: bool = True  # else it has left the publication, or has another name now; what was copied stays
+    definition: Definition | None = None  # that the target has
+    awaits: Shape | None = None  # the definition that its stream has come to, and the target has not
 
     @property
     def name(self) -> str:
@@ -74,25 +112,43 @@ class TableState:
 
     @property
     def position(self) -> Lsn | None:
-        """What committed before it is in the table. None: nothing is, yet."""
-        return self.applied_lsn if self.phase.copied else None
+        """What committed before it is in the table. None: nothing is, yet, or nothing will be any more."""
+        return self.applied_lsn if self.phase.copied and self.published else None
+
+    @property
+    def follows(self) -> bool:
+        """Whether it takes part in batches."""
+        return self.position is not None and self.awaits is None
+
+    @property
+    def relations(self) -> tuple[int, ...]:
+        """Under which OIDs the stream has it."""
+        if self.definition is not None and self.definition.gathered:
+            return tuple(leaf for leaf, _ in self.definition.leaves)
+        return (self.oid,)
+
+    @property
+    def waits_for_copy(self) -> bool:
+        return self.published and not self.phase.copied
 
 
 def copy_started(state: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> TableState:
     """i → d, before there is a snapshot; then d → d with its LSN. Also, a copy that was cut off begins anew."""
     _require(state, Phase.INIT, Phase.DATA_SYNC)
-    return replace(state, phase=Phase.DATA_SYNC, snapshot_lsn=snapshot_lsn, rows_copied=0, rejects=0, error=None)
+    return replace(state, phase=Phase.DATA_SYNC, snapshot_lsn=snapshot_lsn, rows_copied=0, rejects=0)
 
 
-def copy_committed(state: TableState, rows: int, rejects: int = 0) -> TableState:
+def copy_committed(state: TableState, definition: Definition, rows: int, rejects: int = 0) -> TableState:
     """d → f: all rows of the snapshot are in the table, in one commit."""
     _require(state, Phase.DATA_SYNC)
     return replace(
         state,
         phase=Phase.FINISHED_COPY,
         applied_lsn=state.snapshot_lsn,
+        definition=definition,
         rows_copied=rows,
         rejects=rejects,
+        error=None,
     )
 
 
@@ -101,15 +157,31 @@ def needed_from(states: Iterable[TableState], applied_lsn: Lsn) -> Lsn:
 
     A copy that is under way will need everything since its snapshot; one that has none yet, possibly everything.
     """
-    needs = [state.snapshot_lsn for state in states if state.phase is Phase.DATA_SYNC]
+    needs = [state.snapshot_lsn for state in states if state.published and state.copying]
     needs += [position for state in states if (position := state.position) is not None]
     return min([applied_lsn, *needs])
 
 
-def copy_failed(state: TableState, error: str | None) -> TableState:
-    """d → i: it will be tried again."""
-    _require(state, Phase.INIT, Phase.DATA_SYNC)
-    return replace(state, phase=Phase.INIT, snapshot_lsn=INVALID_LSN, error=error)
+def copy_again(state: TableState, error: str | None = None) -> TableState:
+    """Any → i: a copy has failed, or a new one is needed. What is in the target stays until that takes its place."""
+    return TableState(state.table, state.oid, error=error)
+
+
+def redefined(state: TableState, shape: Shape, reached: Lsn, rejects: int | None = None) -> TableState:
+    """At `reached` its stream has another definition: it waits there."""
+    _require(state, Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
+    rejects = state.rejects if rejects is None else rejects
+    return replace(state, applied_lsn=max(state.applied_lsn, reached), rejects=rejects, awaits=shape)
+
+
+def evolved(state: TableState, definition: Definition) -> TableState:
+    """The target has the definition that was awaited: it goes on."""
+    return replace(state, definition=definition, awaits=None)
+
+
+def unpublished(state: TableState) -> TableState:
+    """It left the publication. What was copied stays readable."""
+    return replace(state, published=False, awaits=None)
 
 
 def applied(state: TableState, end_lsn: Lsn, rejects: int | None = None) -> TableState:
@@ -148,16 +220,32 @@ def to_json(state: TableState) -> dict[str, Any]:
         "applied_lsn": str(state.applied_lsn) if state.applied_lsn else None,
         "rejects": state.rejects,
         "error": state.error,
+        "published": state.published,
+        "definition": asdict(state.definition) if state.definition else None,
+        "awaits": state.awaits,
     }
 
 
 def from_json(content: Mapping[str, Any]) -> TableState:
     """The inverse."""
-    lsns = {key: Lsn.parse(content[key]) if content[key] else INVALID_LSN for key in ("snapshot_lsn", "applied_lsn")}
-    phase = Phase(content["phase"])
-    numbers = {key: content[key] for key in ("rows_copied", "rejects")}
+    plain: dict[str, Any] = {key: content[key] for key in ("rows_copied", "rejects", "error", "published")}
+    for key in ("snapshot_lsn", "applied_lsn"):
+        plain[key] = Lsn.parse(content[key]) if content[key] else INVALID_LSN
     table = TableName(content["schema"], content["table"])
-    return TableState(table, content["oid"], phase, **lsns, **numbers, error=content["error"])
+    definition = None
+    if (stored := content["definition"]) is not None:
+        definition = Definition(
+            tuple(Column(**each) for each in stored["columns"]),
+            stored["natts"],
+            Layout(*stored["layout"]),
+            stored["how"],
+            tuple((leaf, since) for leaf, since in stored["leaves"]),
+            stored["partial"],
+            stored["gathered"],
+        )
+    awaits = content["awaits"] and Shape(TableName(*content["awaits"][0]), tuple(map(tuple, content["awaits"][1])))
+    phase = Phase(content["phase"])
+    return TableState(table, content["oid"], phase, **plain, definition=definition, awaits=awaits)
 
 
 def _require(state: TableState, *phases: Phase) -> None:

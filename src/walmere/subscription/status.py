@@ -52,8 +52,11 @@ def _source(config: Config) -> dict[str, Any]:
         with connect(config.source, "walmere status") as connection, speaking(config.source, "reading the source"):
             found["wal"] = catalog.wal_position(connection)
             known = Tables(config.subscription.directory)
-            published = catalog.published_tables(connection, config.source.publications)
+            gather = config.target is not None and config.target.gather_partitions
+            published = catalog.published_tables(connection, config.source.publications, gather)
             found["tables"] = [_table(known, table) for table in published]
+            shown = {table.oid for table in published}
+            found["tables"] += [_shown(each) for each in known if not each.published or each.oid not in shown]
             if (its := slot.read(connection, config.source.slot)) is not None:
                 found["slot"] = {
                     "name": its.name,
@@ -69,8 +72,12 @@ def _source(config: Config) -> dict[str, Any]:
 
 def _table(known: Tables, table: PublishedTable) -> dict[str, Any]:
     state = known[table.oid] if table.oid in known else TableState(TableName(table.schema, table.name), table.oid)
+    return _shown(state)
+
+
+def _shown(state: TableState) -> dict[str, Any]:
     stored = to_json(state)
-    keys = ("phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error")
+    keys = ("phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published")
     return {"name": state.name, **{key: stored[key] for key in keys}}
 
 

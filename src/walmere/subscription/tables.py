@@ -5,26 +5,33 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from walmere.changelog.manifest import sync_directory
 from walmere.errors import ChangeLogVersion
+from walmere.sinks.base import TableName
 from walmere.subscription.state import TableState, from_json, to_json
 from walmere.types import PgType
 
-VERSION: Final = 1
+VERSION: Final = 2
+_NAME: Final = "tables.json"
 
 
 class Tables:
-    """The states by relation. Every change is on disk before it is used."""
+    """The states of all tables. Every change is on disk before it is used.
+
+    A table is known by its name, because that is where its target is; while it is published also by its OID, because
+    that is what the stream says. A name may pass to another relation, and a relation to another name.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "tables.json"
-        self._lock = threading.Lock()  # tables are copied side by side
-        self._states: dict[int, TableState] = {}
+        self._path = directory / _NAME
+        self._lock = threading.Lock()  # tables are copied side by side, and batches applied
+        self._states: dict[TableName, TableState] = {}
+        self._by_oid: dict[int, TableState] = {}
         self.types: dict[int, PgType] = {}
         """The types of their columns that are not built in."""
         if self._path.exists():
@@ -33,25 +40,50 @@ class Tables:
                 raise ChangeLogVersion(
                     f"reading {self._path}",
                     f"it has version {content['version']}, not {VERSION}",
-                    "use a newer Walmere",
+                    "use the Walmere that has written it; or `walmere drop`, and begin anew",
                 )
-            self._states = {state.oid: state for state in map(from_json, content["tables"])}
+            self._take(map(from_json, content["tables"]))
             self.types = {each["oid"]: PgType(**each) for each in content["types"]}
+
+    @staticmethod
+    def changed(directory: Path) -> object:
+        """Something that is another whenever the states are. Raises FileNotFoundError if there are none."""
+        found = (directory / _NAME).stat()
+        return found.st_mtime_ns, found.st_ino
 
     def __iter__(self) -> Iterator[TableState]:
         return iter(sorted(self._states.values(), key=lambda state: state.name))
 
     def __contains__(self, oid: int) -> bool:
-        return oid in self._states
+        return oid in self._by_oid
 
     def __getitem__(self, oid: int) -> TableState:
-        return self._states[oid]
+        return self._by_oid[oid]
+
+    def get(self, oid: int) -> TableState | None:
+        """The state of a relation; None if it is not published."""
+        return self._by_oid.get(oid)
 
     def put(self, *states: TableState) -> None:
         """Store these states, all or none."""
         with self._lock:
-            self._states |= {state.oid: state for state in states}
+            self._take(states)
             self._store()
+
+    def change(self, changes: Mapping[int, Callable[[TableState], TableState]]) -> list[TableState]:
+        """Move the states of these relations on, all or none, and with nobody in between. Returns what they are now.
+
+        One that has left the publication meanwhile is left alone.
+        """
+        with self._lock:
+            changed = [change(self._by_oid[oid]) for oid, change in changes.items() if oid in self._by_oid]
+            self._take(changed)
+            self._store()
+        return changed
+
+    def _take(self, states: Iterable[TableState]) -> None:
+        self._states = self._states | {state.table: state for state in states}  # others may be looking at the old one
+        self._by_oid = {state.oid: state for state in self._states.values() if state.published}
 
     def learn(self, types: Mapping[int, PgType]) -> None:
         """Store what types of the source are."""

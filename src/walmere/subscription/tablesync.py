@@ -8,38 +8,57 @@
 
 A task that fails is run again, and the files of its first attempt are nobody's. A copy that is cut off leaves nothing
 visible and begins anew with another snapshot. A table that was copied before is replaced in step 4: until then its
-readers see the old rows.
+readers see the old rows, in the old columns.
+
+Here is also what the catalogs are asked later on: which tables the publications have now, and what has become of one
+whose stream has another definition than its target.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from walmere.config import Source
-from walmere.errors import WalmereError
-from walmere.lsn import Lsn
+from walmere.errors import ConfigError, PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, copy, snapshot, table
+from walmere.publisher.catalog import PublishedTable, may_have_come_with_rows
 from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.stream import identify_system
 from walmere.publisher.table import Range, Table
 from walmere.sinks.base import OVERWRITE, Sink, StagedFile, TableName
 from walmere.subscription import state
+from walmere.subscription.evolution import in_place
 from walmere.subscription.rejects import Rejects
-from walmere.subscription.state import TableState
+from walmere.subscription.state import Definition, Phase, TableState
 from walmere.subscription.tables import Tables
 from walmere.types import copytext
 from walmere.types.base import Codec
 from walmere.types.codec import codec
 
 _PATIENCE: Final = 5.0
+
+MESSAGES: Final = pa.schema(
+    [
+        ("lsn", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("commit_time", pa.timestamp("us", "UTC")),
+        ("xid", pa.int64()),
+        ("transactional", pa.bool_()),
+        ("prefix", pa.string()),
+        ("content", pa.binary()),
+    ]
+)
+"""The table of logical messages, for who wants one. In the log, they stand under relation 0."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -98,7 +117,7 @@ def copy_piece(task: CopyTask) -> Copied:
             yield pa.RecordBatch.from_arrays(values, schema=schema)
 
     name = TableName(task.table.schema, task.table.name)
-    files = task.sink.stage(name, batches())
+    files = task.sink.stage(name, batches(), schema)
     rejected = rejects.rows()
     if rejected.num_rows:
         task.sink.create(Rejects.table(name), Rejects.SCHEMA)
@@ -115,8 +134,11 @@ def schema_of(described: Table, codecs: Sequence[Codec]) -> pa.Schema:
 class TableSync:
     """Copies tables of one subscription."""
 
-    def __init__(self, source: Source, subscription: str, tables: Tables, sink: Sink, tasks: Tasks) -> None:
+    def __init__(
+        self, source: Source, subscription: str, tables: Tables, sink: Sink, tasks: Tasks, *, gather: bool = False
+    ) -> None:
         self._source = source
+        self._gather = gather
         self._subscription = subscription
         self._tables = tables
         self._sink = sink
@@ -132,60 +154,194 @@ class TableSync:
                 connection.cancel_safe(timeout=_PATIENCE)
         self._tasks.cancel()
 
-    def discover(self) -> list[TableState]:
-        """Take in what the publications publish now; returns the tables that wait for their copy."""
+    def discover(self) -> None:
+        """Take in what the publications publish now."""
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
             speaking(self._source, "reading catalogs"),
         ):
             catalog.require_publications(connection, self._source.publications)
-            published = catalog.published_tables(connection, self._source.publications)
-        new = [TableState(TableName(t.schema, t.name), t.oid) for t in published if t.oid not in self._tables]
-        left = {t.oid for t in published}
-        new += [state.copy_failed(each, None) for each in self._tables if each.copying and each.oid not in left]
+            published = catalog.published_tables(connection, self._source.publications, self._gather)
+            now = {each.oid: each for each in published}
+            changes: dict[int, Callable[[TableState], TableState]] = {}
+            for known in [each for each in self._tables if each.published and each.oid]:
+                its = now.get(known.oid)
+                if its is None or known.table != (its.schema, its.name):
+                    changes[known.oid] = state.unpublished
+                elif known.definition is not None:
+                    had = known.definition
+                    if (change := _after_a_look(connection, had, its)) is not None:
+                        changes[known.oid] = functools.partial(_unless_moved, had, change)
+        if changes:
+            self._tables.change(changes)
+        messages = self._tables.get(0)
+        if messages is not None and messages.table in {(its.schema, its.name) for its in published}:
+            raise ConfigError(
+                "looking at the publications", f"target.messages is {messages.name}, a table of the source"
+            )
+        new = [TableState(TableName(its.schema, its.name), oid) for oid, its in now.items() if oid not in self._tables]
         if new:
             self._tables.put(*new)
-        return [state for t in published if not (state := self._tables[t.oid]).phase.copied]
 
-    def copy(self, oid: int) -> TableState:
-        """Copy one table. Returns its state: finished copy, or init with the error that was met."""
+    def follow_messages(self, name: TableName | None, start_lsn: Lsn) -> None:
+        """Have a table of logical messages, from here on if it is new; or have it no longer."""
+        known = self._tables.get(0)
+        if any(each.table == name and each.oid for each in self._tables):
+            raise ConfigError(
+                "making a table of logical messages", f"{name} is a table of the source", "choose another"
+            )
+        if known is not None and known.table != name:
+            self._tables.change({0: state.unpublished})
+        if name is not None and (known is None or known.table != name):
+            self._sink.create(name, MESSAGES)
+            self._tables.put(TableState(name, 0, Phase.READY, start_lsn, start_lsn))
+
+    def copy(self, oid: int) -> None:
+        """Copy one table. Its state says what came of it: finished copy, or init with the error that was met.
+
+        Raises an error that will not pass by itself.
+        """
+        if oid not in self._tables:
+            return
+        known = self._tables[oid]
         try:
-            return self._copy(self._tables[oid])
-        except WalmereError as error:
+            self._copy(known)
+        except PublicationMissing:
+            self._require_gone(oid)
+        except Exception as error:  # of one table, so it must not end the others
+            wrong = error if isinstance(error, WalmereError) else WalmereError(f"copying {known.name}", repr(error))
             told_to_end = self._stopping.is_set()
-            failed = state.copy_failed(self._tables[oid], None if told_to_end else f"{error.doing}: {error.wrong}")
-            self._tables.put(failed)
-            if error.transient or told_to_end:
-                return failed
-            raise
+            text = None if told_to_end else str(wrong)
+            self._tables.change({oid: lambda its: state.copy_again(its, text) if its.table == known.table else its})
+            if not (wrong.transient or told_to_end):
+                raise wrong from error
 
-    def _copy(self, known: TableState) -> TableState:
+    def redefine(self, oid: int) -> None:
+        """For a table that awaits another definition: its target takes it on in place, or it is copied again."""
+        known = self._tables.get(oid)
+        if known is None or known.awaits is None or known.definition is None:
+            return
+        try:
+            self._redefine(known, known.definition)
+        except PublicationMissing:
+            self._require_gone(oid)
+        except Exception as error:
+            wrong = error if isinstance(error, WalmereError) else WalmereError(f"altering {known.name}", repr(error))
+            if not wrong.transient:  # perhaps it can be copied; if not, that will say why
+                self._tables.change({oid: lambda its: state.copy_again(its, str(wrong))})
+            raise wrong from error
+
+    def _require_gone(self, oid: int) -> None:
+        """The catalogs know nothing of a table: then it has left."""
+        self.discover()
+        if oid in self._tables:
+            raise SourceUnavailable(f"looking at {self._tables[oid].name}", "it was not in the publication for a while")
+
+    def _redefine(self, known: TableState, had: Definition) -> None:
+        oid = known.oid
+        assert known.awaits is not None
+        if known.awaits.table != known.table:
+            self.discover()  # it has another name, so another place in the target; or it had it for a while
+            self._tables.change({oid: lambda its: its if its.awaits is None else state.copy_again(its)})
+            return
+        with (
+            closing(connect(self._source, "walmere launcher")) as connection,
+            speaking(self._source, f"looking at {known.name}"),
+        ):
+            missing = table.missing_values(connection, oid)  # before the filenodes: a rewrite in between is noticed
+            described = table.describe(connection, self._source.publications, oid, self._gather)
+            types = catalog.types_of(connection, (column.type_oid for column in described.columns))
+        self._tables.learn(types)
+        now = self._definition(described)
+        evolution = None if missing is None else in_place(had, now, missing, self._tables.types)
+        if evolution is None or not now.shape(known.table).same(known.awaits):
+            self._tables.change({oid: state.copy_again})
+            return
+        self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
+        self._tables.change({oid: lambda its: state.evolved(its, now)})
+
+    def _copy(self, known: TableState) -> None:
         source = self._source
         with closing(connect(source, "walmere sync", replication=True)) as replication:
             system = identify_system(replication)
         slot = snapshot.slot_name(self._subscription, known.oid, system.identifier)
-        self._tables.put(state.copy_started(known))  # from now on, the log keeps what the snapshot may not have
+        self._start(known)  # from now on, the log keeps what the snapshot may not have
         with snapshot.exported(source, slot, self._making_slots.add) as made:
-            self._tables.put(state.copy_started(self._tables[known.oid], made.lsn))
+            self._start(known, made.lsn)
             with snapshot.imported(source, slot, made) as connection, speaking(source, f"looking at {known.name}"):
-                described = table.describe(connection, source.publications, known.oid)
+                described = table.describe(connection, source.publications, known.oid, self._gather)
                 types = catalog.types_of(connection, (column.type_oid for column in described.columns))
+            if (described.schema, described.name) != known.table:
+                raise SourceUnavailable(f"copying {known.name}", f"it is called {described} by now")
             self._tables.learn(types)
             codecs = tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
-            name = TableName(described.schema, described.name)
-            self._sink.create(name, schema_of(described, codecs))
+            schema = schema_of(described, codecs)
+            self._sink.create(known.table, schema)
+            if (there := self._sink.applied(known.table)) is not None and there > made.lsn:
+                raise SinkMismatch(
+                    f"copying {known.name}",
+                    f"the target's table has come to {there} already, and the source only to {made.lsn}",
+                    "it is of another source, or of one that was restored: move the target's table away",
+                )
             pieces = table.ranges(described, self._tasks.parallelism)
             work = [CopyTask(source, made, described, piece, codecs, self._sink) for piece in pieces]
             copied: list[Copied] = self._tasks.map(copy_piece, work)
-        return self._commit(self._tables[known.oid], name, copied, made.lsn)
+        self._commit(known.table, described, schema, copied, made.lsn)
 
-    def _commit(self, known: TableState, name: TableName, copied: list[Copied], lsn: Lsn) -> TableState:
+    def _start(self, known: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> None:
+        started = self._tables.change(
+            {known.oid: lambda its: state.copy_started(its, snapshot_lsn) if its.table == known.table else its}
+        )
+        if not any(each.table == known.table for each in started):
+            raise SourceUnavailable(f"copying {known.name}", "it has left the publication, or its name, meanwhile")
+
+    def _commit(self, name: TableName, described: Table, schema: pa.Schema, copied: list[Copied], lsn: Lsn) -> None:
         rejects = [file for each in copied for file in each.rejects]
         if rejects or self._sink.count(Rejects.table(name)):  # those of the copy before go with its rows
             self._sink.commit(Rejects.table(name), rejects, lsn, OVERWRITE)
-        self._sink.commit(name, [file for each in copied for file in each.files], lsn, OVERWRITE)
-        finished = state.copy_committed(
-            known, rows=sum(each.rows for each in copied), rejects=sum(each.rejected for each in copied)
-        )
-        self._tables.put(finished)
-        return finished
+        self._sink.commit(name, [file for each in copied for file in each.files], lsn, OVERWRITE, schema)
+        rows, rejected = sum(each.rows for each in copied), sum(each.rejected for each in copied)
+
+        def finish(its: TableState) -> TableState:
+            if its.table != name or not its.copying:
+                return its  # it has left, or is to be copied again, already
+            return state.copy_committed(its, self._definition(described), rows, rejected)
+
+        self._tables.change({described.oid: finish})
+
+    def _definition(self, described: Table) -> Definition:
+        """What is remembered of a table."""
+        its = described.published
+        partial = its.partial or self._source.origin == "none"
+        return Definition(described.columns, described.natts, its.layout, its.how, its.leaves, partial, its.gathered)
+
+
+def _unless_moved(had: Definition, change: Callable[[TableState], TableState], known: TableState) -> TableState:
+    """The change, unless the table has got another definition meanwhile."""
+    return change(known) if known.definition == had else known
+
+
+def _after_a_look(
+    connection: Connection, had: Definition, its: PublishedTable
+) -> Callable[[TableState], TableState] | None:
+    """What to do about a table in which something has changed that is not in the stream; None: nothing has.
+
+    It is copied again if it is published in another way; if a partition has gone, by DROP or DETACH, or has come with
+    rows in it; and if rows have other values although the columns look the same: another one of the same name and type,
+    or ALTER TYPE … USING. (Where they look different, the stream will tell.)
+    """
+    now = its.layout
+    come = set(its.leaves) - set(had.leaves)
+    if (
+        had.how != its.how
+        or not set(had.leaves) <= set(its.leaves)
+        or (come and had.gathered)  # what its stream had meanwhile may have been passed over
+        or any(may_have_come_with_rows(connection, leaf) for leaf, _ in come)
+        or (now.shape == had.layout.shape and now.attnums != had.layout.attnums)
+        or (now.versions != had.layout.versions and now.filenodes != had.layout.filenodes)
+    ):
+        return state.copy_again
+    layout = now if now.shape == had.layout.shape else had.layout
+    if (its.leaves, layout) == (had.leaves, had.layout):
+        return None
+    return lambda known: replace(known, definition=replace(had, leaves=its.leaves, layout=layout))

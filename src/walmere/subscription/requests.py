@@ -1,0 +1,83 @@
+"""What people ask of a subscription that may be running: to copy tables again. A file that the launcher looks for.
+
+Asking is durable: if nobody runs, the next run finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from walmere.changelog.manifest import sync_directory
+from walmere.changelog.writer import Lock
+from walmere.errors import ConfigError, NotMirrored, SourceUnavailable
+from walmere.sinks.base import TableName
+from walmere.subscription import state
+from walmere.subscription.tables import Tables
+
+_DIRECTORY: Final = "resync"
+_POLL: Final = 0.1
+
+
+def find(tables: Tables, names: Sequence[str]) -> list[TableName]:
+    """The tables that these names mean, each with its schema, or without if that is enough. Raises ConfigError."""
+    published = {each.name: each.table for each in tables if each.published and each.oid}
+    found: list[TableName] = []
+    for name in names:
+        matches = [table for text, table in published.items() if name in (text, table.name)]
+        if len(matches) != 1:
+            known = ", ".join(published) or "none yet: `walmere run` makes them known"
+            wrong = f"{len(matches)} tables are called {name}" if matches else f"no published table is called {name}"
+            raise ConfigError("looking for the tables to copy again", wrong, f"the tables are {known}")
+        found += matches
+    return found
+
+
+def ask(directory: Path, tables: Sequence[TableName]) -> None:
+    """Have these tables copied again."""
+    place = directory / _DIRECTORY
+    place.mkdir(parents=True, exist_ok=True)
+    name = uuid.uuid4().hex
+    with (place / f"{name}.tmp").open("w") as file:
+        json.dump(tables, file)
+        file.flush()
+        os.fsync(file.fileno())
+    (place / f"{name}.tmp").rename(place / f"{name}.json")
+    sync_directory(place)
+
+
+def take(directory: Path, tables: Tables) -> None:
+    """Do what was asked: from now on these tables wait for a copy."""
+    for file in sorted((directory / _DIRECTORY).glob("*.json")):
+        wanted = {TableName(*each) for each in json.loads(file.read_text())}
+        tables.change(
+            {each.oid: state.copy_again for each in tables if each.published and each.oid and each.table in wanted}
+        )
+        file.unlink()
+
+
+def wait(directory: Path, wanted: Sequence[TableName]) -> None:
+    """Until a run has taken what was asked, and has copied these tables. Raises what it met instead."""
+    while any((directory / _DIRECTORY).glob("*.json")):
+        _require_run(directory)
+        time.sleep(_POLL)
+    while True:
+        states = [each for each in Tables(directory) if each.table in wanted and each.waits_for_copy]
+        refused = [each for each in states if each.error is not None]
+        if refused:
+            wrong = refused[0].error or ""
+            raise NotMirrored(f"copying {refused[0].name} again", wrong, "the run goes on trying; see `walmere status`")
+        if not states:
+            return
+        _require_run(directory)
+        time.sleep(_POLL)
+
+
+def _require_run(directory: Path) -> None:
+    if Lock.holder(directory / "run") is None:
+        raise SourceUnavailable("copying tables again", "the run that did it has ended", "the next one goes on with it")
