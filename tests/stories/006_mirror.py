@@ -6,15 +6,11 @@ import threading
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from conftest import Database
 from mirror import Mirror
 from walmere.subscription.ledger import Ledger
 from walmere.subscription.state import Phase
-
-# py4j leaves its sockets to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 
 def test_existing_rows_are_copied_and_changes_follow(database18: Database, tmp_path: Path) -> None:

@@ -32,9 +32,6 @@ from walmere.subscription.ledger import Entry, Ledger
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 
-# py4j leaves its sockets to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-
 
 @contextmanager
 def writing_by(sink: type[DeltaSink], mirror: Mirror) -> Iterator[None]:
@@ -122,6 +119,7 @@ def test_tasks_that_share_a_large_batch_are_tried_again_and_are_one_commit(
     mirror.assert_equal("t")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_two_attempts_at_once_by_speculation_are_one_commit(database18: Database, tmp_path: Path) -> None:
     database = database18
@@ -211,15 +209,15 @@ def test_a_batch_that_was_committed_but_not_recorded_is_repeated_and_changes_not
     mirror.run_once()
     before = versions(mirror)
 
-    def crash_when_committed(tables: Tables, *states: TableState) -> None:
+    def crash_when_committed(tables: Tables, changes: Any) -> list[TableState]:
         if versions(mirror) != before:
             raise RuntimeError("crashed")
-        put(tables, *states)
+        return move(tables, changes)
 
-    put = Tables.put
+    move = Tables.change
     change(database)
     with monkeypatch.context() as patch:
-        patch.setattr(Tables, "put", crash_when_committed)
+        patch.setattr(Tables, "change", crash_when_committed)
         with pytest.raises(WalmereError):
             mirror.run_once()
     after = versions(mirror)
@@ -391,6 +389,7 @@ def test_what_the_target_cannot_hold_is_null_there_and_kept_in_the_rejects(
     assert status["tables"][0]["rejects"] == 7
 
 
+@pytest.mark.long
 def test_rejects_are_counted_once_however_often_their_task_is_tried(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute("CREATE TABLE t (id int PRIMARY KEY, day date)", "CREATE PUBLICATION pub FOR TABLE t")

@@ -14,9 +14,6 @@ from processes import eventually
 from receiving import files, named_files, summary
 from walmere.demo.server import Server
 
-# py4j leaves its sockets to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-
 BIG = 2000  # rows of about 100 bytes: more than the 64 kB after which the server streams here
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -122,7 +119,8 @@ def test_large_nested_and_empty_transactions_come_whole_or_not_at_all(database18
     assert [mirror.delta(table).version() for table in ("accounts", "entries")] == versions, "nothing was to be done"
 
 
-def test_every_statement_that_writes_is_mirrored(database: Database, tmp_path: Path) -> None:
+def test_every_statement_that_writes_is_mirrored(database18: Database, tmp_path: Path) -> None:
+    database = database18
     database.execute(
         "CREATE TABLE copied (id int PRIMARY KEY, a text, b text)",
         "CREATE TABLE stock (item text PRIMARY KEY, amount int)",
@@ -176,7 +174,8 @@ def test_every_statement_that_writes_is_mirrored(database: Database, tmp_path: P
     mirror.assert_equal("copied", "stock", "places", "swapped", "parents", "children", "audit")
 
 
-def test_transactions_streamed_in_progress_are_mirrored_when_they_commit(database: Database, tmp_path: Path) -> None:
+def test_transactions_streamed_in_progress_are_mirrored_when_they_commit(database18: Database, tmp_path: Path) -> None:
+    database = database18
     create_streamed(database)
     mirror = Mirror(database, tmp_path)
     mirror.run_once()
@@ -224,8 +223,9 @@ def test_transactions_streamed_in_progress_are_mirrored_when_they_commit(databas
 
 
 def test_a_running_subscription_is_streamed_to_in_parallel_mode_where_the_server_has_it(
-    database: Database, tmp_path: Path
+    database18: Database, tmp_path: Path
 ) -> None:
+    database = database18
     create_streamed(database)
     mirror = Mirror(database, tmp_path)
     with mirror.following():
@@ -296,8 +296,9 @@ EVERY = {"small commit", "large commit", "small rollback", "large rollback"}
 
 
 def test_prepared_transactions_count_from_commit_prepared_whichever_run_sees_it(
-    database: Database, tmp_path: Path
+    database18: Database, tmp_path: Path
 ) -> None:
+    database = database18
     create_streamed(database)
     mirror = Mirror(database, tmp_path, two_phase=True)
     mirror.run_once()

@@ -13,9 +13,6 @@ import pytest
 from conftest import Database
 from mirror import Mirror
 
-# py4j leaves its sockets to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-
 KEYS: dict[str, tuple[str, list[str]]] = {
     "text": ("text", ["''", "' '", "'NULL'", r"E'\\N'", r"E'tab\tnew\nline'", "'Ümläut 😀'", "repeat('long ', 400)"]),
     "char": ("char(3)", ["''", "'a'", "'ab'", "'abc'", "' b'", "'äöü'", "'😀'"]),

@@ -5,13 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from conftest import Database
 from mirror import Mirror
-
-# py4j leaves its sockets to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 COLUMNS = "id, t, b, j::text, n"  # the target has jsonb as PostgreSQL's text
 
