@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from conftest import Database
 from mirror import Mirror
@@ -119,6 +120,7 @@ def test_each_change_of_a_definition_leads_to_equal_tables(database18: Database,
     assert snapshots(mirror) == after
 
 
+@pytest.mark.long
 def test_definitions_change_under_load_while_others_are_followed(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(
