@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import closing
 
@@ -21,6 +22,13 @@ from walmere.publisher.connect import connect
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.table import Part, Range, Table
 
+_slots = itertools.count(1)
+
+
+def new_slot() -> str:
+    """A name of its own: the server may take its time to drop the temporary slot of a session that has ended."""
+    return f"pg_t_sync_{next(_slots)}"
+
 
 def source_of(database: Database, *publications: str) -> Source:
     content = {"dsn": database.dsn, "publications": publications or ("pub",), "slot": database.slot}
@@ -30,14 +38,14 @@ def source_of(database: Database, *publications: str) -> Source:
 def described(database: Database, name: str, *publications: str) -> Table:
     oid = database.value("SELECT %s::regclass::oid", name)
     source = source_of(database, *publications)
-    with snapshot.exported(source, "pg_t_sync") as made, snapshot.imported(source, "test", made) as connection:
+    with snapshot.exported(source, new_slot()) as made, snapshot.imported(source, "test", made) as connection:
         return table.describe(connection, source.publications, oid)
 
 
 def copied(database: Database, name: str, pieces: int = 3, *publications: str) -> list[tuple[str, ...]]:
     """All rows by the ranges of one snapshot, each on a connection of its own."""
     source = source_of(database, *publications)
-    with snapshot.exported(source, "pg_t_sync") as made:
+    with snapshot.exported(source, new_slot()) as made:
         return _copied(database, source, made, name, pieces)
 
 
@@ -75,7 +83,7 @@ def test_all_connections_see_the_snapshot_and_nothing_later(database: Database) 
         "CREATE PUBLICATION pub FOR TABLE t",
     )
     source = source_of(database)
-    with snapshot.exported(source, "pg_t_sync") as made:
+    with snapshot.exported(source, new_slot()) as made:
         database.execute("DELETE FROM t WHERE id <= 500", "INSERT INTO t SELECT generate_series(2001, 9000)")
         rows = _copied(database, source, made, "t", 4)
     assert sorted(int(row[0]) for row in rows) == list(range(1, 1001))
@@ -95,7 +103,7 @@ def test_the_snapshots_lsn_separates_what_it_shows_from_what_the_stream_sends(da
     writer.start()
     try:
         source = source_of(database)
-        with snapshot.exported(source, "pg_t_sync") as made:
+        with snapshot.exported(source, new_slot()) as made:
             rows = {int(row[0]) for row in _copied(database, source, made, "t", 1)}
     finally:
         stopping.set()
@@ -173,7 +181,7 @@ def test_rows_that_may_be_read_but_not_by_page_or_partition_are_one_piece(databa
     )
     source = source_as(database, user=role)
     for name in ("parent", "p"):
-        with snapshot.exported(source, "pg_t_sync") as made:
+        with snapshot.exported(source, new_slot()) as made:
             rows = _copied(database, source, made, name, 4)
         only = "ONLY" if name == "parent" else ""
         assert sorted(rows) == sorted((str(i),) for (i,) in database.rows(f"SELECT id FROM {only} {name}"))
@@ -187,7 +195,7 @@ def test_a_table_with_policies_for_the_role_is_refused(database: Database, role:
         "CREATE PUBLICATION pub FOR TABLE t",
     )
     source = source_as(database, user=role)
-    with snapshot.exported(source, "pg_t_sync") as made:
+    with snapshot.exported(source, new_slot()) as made:
         with pytest.raises(AccessRefused) as refused:
             _copied(database, source, made, "t", 1)
         assert "public.t" in refused.value.wrong
@@ -198,7 +206,7 @@ def test_a_table_with_policies_for_the_role_is_refused(database: Database, role:
 
 def test_a_copy_that_cannot_even_be_asked_for_ends_with_its_error(database: Database) -> None:
     source = source_of(database)
-    with snapshot.exported(source, "pg_t_sync") as made, pytest.raises(UnicodeEncodeError):
+    with snapshot.exported(source, new_slot()) as made, pytest.raises(UnicodeEncodeError):
         list(copy.copy_out(source, "test", made, SQL("COPY (SELECT '\ud800') TO STDOUT").format()))
 
 
@@ -288,7 +296,7 @@ def test_a_table_rewritten_since_the_snapshot_is_not_taken_for_an_empty_one(data
         "CREATE PUBLICATION pub FOR TABLE t",
     )
     source = source_of(database)
-    with snapshot.exported(source, "pg_t_sync") as made:
+    with snapshot.exported(source, new_slot()) as made:
         database.execute("ALTER TABLE t ADD r float8 DEFAULT random()")
         with pytest.raises(SourceUnavailable, match="rewritten since the snapshot"):
             _copied(database, source, made, "t", 2)
