@@ -5,8 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# tests side by side: each worker has servers and a Spark of its own. In the order of their names, the long ones are not
-# the last, so that both end at about the same time.
+# tests side by side: each worker has servers and a Spark of its own
 WORKERS ?= 2
 
 .PHONY: demo test test-long test-matrix lint bench bench-receive clean help
@@ -25,7 +24,7 @@ $(READY): pyproject.toml constraints.txt scripts/venv
 
 test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 	@scripts/java
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --randomly-dont-reorganize
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 test-long: $(READY)   ## the tests that take most of a minute each
 	@scripts/java

@@ -25,7 +25,7 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("how", ["kill", "power"])
+@pytest.mark.parametrize("how", ["power", pytest.param("kill", marks=pytest.mark.long)])
 def test_the_log_holds_the_truth_after_a_death_at_any_step(directory: Path, how: str) -> None:
     tests = Path(__file__).parents[1]
     subprocess.run(

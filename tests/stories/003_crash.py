@@ -116,6 +116,7 @@ def test_sigterm_ends_the_receiver_cleanly_with_everything_confirmed(
     assert confirmed(database) <= end
 
 
+@pytest.mark.long
 def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path, start_receiver: Start) -> None:
     MixedLoad.create(database)
     config = database.config(tmp_path / "subscription")

@@ -54,12 +54,11 @@ def press_ctrl_c(process_id: int) -> None:
     os.killpg(process_id, signal.SIGINT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "hands"),
-    [
-        pytest.param(terminate, 2, id="SIGTERM, two hands"),
-        pytest.param(press_ctrl_c, 1, id="Ctrl-C, one hand", marks=pytest.mark.long),
-    ],
+    [(terminate, 2), (press_ctrl_c, 1)],
+    ids=["SIGTERM, two hands", "Ctrl-C, one hand"],
 )
 def test_a_run_follows_until_it_is_told_to_end_and_leaves_nothing_running(
     database18: Database, tmp_path: Path, end: Callable[[int], None], hands: int
@@ -240,6 +239,7 @@ def test_a_dot_in_the_name_of_a_schema_mixes_up_neither_ledger_nor_rejects(
     assert len(list((tmp_path / "lake").glob("_rejects.*/*"))) == len(tables)
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "row filters, nor column lists")
 def test_what_a_publication_leaves_out_is_left_out_as_a_native_subscriber_would(
     database18: Database, tmp_path: Path

@@ -227,6 +227,7 @@ def test_a_batch_that_was_committed_but_not_recorded_is_repeated_and_changes_not
     mirror.assert_equal("appended", "changed")
 
 
+@pytest.mark.long
 def test_without_sparks_checkpoint_every_table_goes_on_from_its_own_position(
     database18: Database, tmp_path: Path
 ) -> None:
@@ -301,6 +302,7 @@ class Transfers:
         self._thread.join()
 
 
+@pytest.mark.long
 def test_at_every_entry_of_the_ledger_the_tables_agree_and_no_lsn_is_confirmed_before_it_is_durable(
     database18: Database, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def streamed(database: Database) -> int:
     return int(database.value(query, database.slot))
 
 
+@pytest.mark.long
 def test_large_nested_and_empty_transactions_come_whole_or_not_at_all(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(
@@ -331,6 +332,7 @@ def test_prepared_transactions_count_from_commit_prepared_whichever_run_sees_it(
     mirror.assert_equal("t", "u")
 
 
+@pytest.mark.long
 def test_prepared_transactions_outlive_a_restart_of_the_server(private_server: Server, tmp_path: Path) -> None:
     database = Database(private_server)
     create_streamed(database)

@@ -97,6 +97,7 @@ def test_a_key_of_any_type_finds_its_row(database18: Database, tmp_path: Path) -
     assert mirror.rows("t").total() == 1 + 5 * len(KEYS)
 
 
+@pytest.mark.long
 def test_rows_exchange_their_keys_within_one_transaction_and_across_several_of_one_batch(
     database18: Database, tmp_path: Path
 ) -> None:

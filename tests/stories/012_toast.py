@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from conftest import Database
 from mirror import Mirror
 
@@ -170,6 +172,7 @@ def test_a_row_deleted_and_inserted_again_has_only_its_new_values(database18: Da
     mirror.assert_equal("emptied")
 
 
+@pytest.mark.long
 def test_large_values_under_every_replica_identity(database18: Database, tmp_path: Path) -> None:
     database = database18
     create(database)

@@ -176,6 +176,7 @@ def test_a_row_filter_that_changes_is_a_new_copy(database18: Database, tmp_path:
     assert Lsn(0) < min(each.applied_lsn for each in mirror.tables())
 
 
+@pytest.mark.long
 def test_leaf_partitions_are_gathered_into_their_root_on_request(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(

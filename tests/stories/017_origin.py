@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from conftest import Database
 from mirror import Mirror
@@ -20,6 +21,7 @@ def both(database: Database, directory: Path) -> tuple[Mirror, Mirror]:
     return every, own
 
 
+@pytest.mark.long
 def test_changes_of_an_origin_are_mirrored_with_any_and_left_out_with_none(
     database18: Database, tmp_path: Path
 ) -> None:
