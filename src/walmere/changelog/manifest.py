@@ -229,6 +229,17 @@ def create(directory: Path, header: Header, entries: Iterable[Entry] = ()) -> No
     sync_directory(directory)
 
 
+def write_durably(path: Path, text: str) -> None:
+    """Put a small file in its place, whole: after a crash there is the old one or the new one."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    sync_directory(path.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Make names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

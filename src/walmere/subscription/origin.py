@@ -8,10 +8,9 @@ applied position, and its log is kept by time alone.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-from walmere.changelog.manifest import sync_directory
+from walmere.changelog.manifest import sync_directory, write_durably
 from walmere.lsn import Lsn
 
 
@@ -24,14 +23,7 @@ class Origins:
     def advance(self, sink: str, lsn: Lsn) -> None:
         """Record durably that this sink has applied everything before the LSN."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"{sink}.json"
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w") as file:
-            json.dump({"lsn": str(lsn)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        sync_directory(self._directory)
+        write_durably(self._directory / f"{sink}.json", json.dumps({"lsn": str(lsn)}))
         sync_directory(self._directory.parent)
 
     def applied(self) -> Lsn | None:

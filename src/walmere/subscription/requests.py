@@ -6,14 +6,13 @@ Asking is durable: if nobody runs, the next run finds it.
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from walmere.changelog.manifest import sync_directory
+from walmere.changelog.manifest import write_durably
 from walmere.changelog.writer import Lock
 from walmere.errors import ConfigError, NotMirrored, SourceUnavailable
 from walmere.sinks.base import TableName
@@ -42,13 +41,7 @@ def ask(directory: Path, tables: Sequence[TableName]) -> None:
     """Have these tables copied again."""
     place = directory / _DIRECTORY
     place.mkdir(parents=True, exist_ok=True)
-    name = uuid.uuid4().hex
-    with (place / f"{name}.tmp").open("w") as file:
-        json.dump(tables, file)
-        file.flush()
-        os.fsync(file.fileno())
-    (place / f"{name}.tmp").rename(place / f"{name}.json")
-    sync_directory(place)
+    write_durably(place / f"{uuid.uuid4().hex}.json", json.dumps(tables))
 
 
 def take(directory: Path, tables: Tables) -> None:

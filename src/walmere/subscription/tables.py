@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from walmere.changelog.manifest import sync_directory
+from walmere.changelog.manifest import write_durably
 from walmere.errors import ChangeLogVersion
 from walmere.sinks.base import TableName
 from walmere.subscription.state import TableState, from_json, to_json
@@ -92,12 +91,7 @@ class Tables:
             self._store()
 
     def _store(self) -> None:
-        temporary = self._path.with_suffix(".tmp")
+        types = [asdict(each) for each in self.types.values()]
+        content = {"version": VERSION, "tables": [to_json(each) for each in self], "types": types}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w") as file:
-            types = [asdict(each) for each in self.types.values()]
-            json.dump({"version": VERSION, "tables": [to_json(each) for each in self], "types": types}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self._path)
-        sync_directory(self._path.parent)
+        write_durably(self._path, json.dumps(content, indent=1))
