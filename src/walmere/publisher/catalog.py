@@ -53,13 +53,16 @@ def require_publications(connection: Connection, names: tuple[str, ...]) -> None
         )
 
 
-def published_tables(connection: Connection, names: tuple[str, ...], gather: bool = False) -> list[PublishedTable]:
+def published_tables(
+    connection: Connection, names: tuple[str, ...], gather: bool = False, only: int | None = None
+) -> list[PublishedTable]:
     """The tables of the publications, with the columns and rows that are published.
 
     A partition is left out if one of them publishes an ancestor of it in its place: whatever the others say, the stream
     has its changes as that ancestor's.
 
     `gather`: partitions that are published each under its own name are given as the one table they are parts of.
+    `only`: one of them, without looking at all the others' columns.
     """
     # PostgreSQL 14 has neither column lists nor row filters nor schemas in publications, and no columns for them
     lists = connection.info.server_version >= 150_000
@@ -100,6 +103,7 @@ def published_tables(connection: Connection, names: tuple[str, ...], gather: boo
         for oid, schema, name, attnames, filters, leaves, partial, how in rows
     ]
     found = _gathered(connection, found, since) if gather else found
+    found = [table for table in found if only in (None, table.oid)]
     layouts = _layouts(connection, [table.oid for table in found])
     return [replace(table, layout=layouts.get(table.oid, Layout())) for table in found]
 

@@ -142,13 +142,12 @@ def missing_values(connection: Connection, oid: int) -> dict[int, str | None] | 
 def _published(
     connection: Connection, publications: tuple[str, ...], oid: int, name: str, gather: bool
 ) -> PublishedTable:
-    tables = {table.oid: table for table in published_tables(connection, publications, gather)}
-    its = tables.get(oid)
-    if its is None:
+    found = published_tables(connection, publications, gather, only=oid)
+    if not found:
         raise PublicationMissing(f"looking at table {name}", "it is not in the publication any more")
-    if its.gathered:
-        _require_alike(connection, publications, its, name)
-    return its
+    if found[0].gathered:
+        _require_alike(connection, publications, found[0], name)
+    return found[0]
 
 
 def _require_alike(connection: Connection, publications: tuple[str, ...], its: PublishedTable, name: str) -> None:
