@@ -57,3 +57,7 @@ def test_messages_are_a_table_if_one_is_asked_for(database18: Database, tmp_path
     assert all(row["commit_time"] is not None for row in rows)
     mirror.run_once()
     assert mirror.delta("outbox", "app").to_pyarrow_table().num_rows == 5
+    (tmp_path / "lake/app/outbox").rename(tmp_path / "elsewhere")
+    database.execute("SELECT pg_logical_emit_message(true, 'after', 'it was taken away')")
+    mirror.run_once()
+    assert mirror.delta("outbox", "app").to_pyarrow_table()["prefix"].to_pylist() == ["after"]

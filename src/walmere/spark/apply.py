@@ -43,6 +43,7 @@ from walmere.subscription.origin import Origins
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import Phase, Shape, TableState
 from walmere.subscription.tables import Tables
+from walmere.subscription.tablesync import MESSAGES
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ def _apply_job(job: ApplyJob) -> Applied:
         return Applied(job.oid, rejects=sink.count(Rejects.table(name)))
     if not job.oid:
         rows = messages.read(job.blocks.directory, job.blocks.refs, reached)
+        sink.create(name, MESSAGES)  # again, if somebody has taken it away: there is nothing to copy it from
         version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
         return Applied(0, len(rows), version=version)
     result = Applied(job.oid)
