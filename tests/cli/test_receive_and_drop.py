@@ -133,7 +133,8 @@ def test_status_has_the_keys_that_scripts_rely_on(
         people = walmere("status", "-c", path)
         assert people.returncode == 0
         assert "public.t" in people.stdout
-        assert re.search(r"durable +[0-9A-F]+/[0-9A-F]+", people.stdout)
+        [shown] = re.findall(r"durable +([0-9A-F]+/[0-9A-F]+)", people.stdout)
+        assert Lsn.parse(shown) >= Lsn.parse(during["durable_lsn"])
 
 
 def test_status_without_a_source_tells_what_is_known_here(database18: Database, config: Config, tmp_path: Path) -> None:

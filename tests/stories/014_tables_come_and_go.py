@@ -131,13 +131,19 @@ def test_a_table_is_copied_again_on_request_and_readers_see_the_old_contents_unt
     after, other = state(mirror, "public.t"), state(mirror, "public.other")
     assert after.snapshot_lsn > before.snapshot_lsn
     assert other.snapshot_lsn == copied_other.snapshot_lsn, "the other tables went on"
-    # without a run, it makes one
+    # without a run, it is left for the next, or it makes one
     mirror.delta("t").delete("id = 8")
     monkeypatch.setattr("sys.argv", ["walmere", "resync", "-c", str(mirror.file), "public.t", "--no-wait"])
     with pytest.raises(SystemExit, match="0"):
         main()
     assert "or the next" in capsys.readouterr().out
     mirror.run_once()
+    mirror.assert_equal("t", "other")
+    mirror.delta("t").delete("id = 9")
+    monkeypatch.setattr("sys.argv", ["walmere", "resync", "-c", str(mirror.file), "public.t"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert capsys.readouterr().out == "public.t: copied again\n"
     mirror.assert_equal("t", "other")
 
 

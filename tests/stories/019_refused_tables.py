@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from conftest import Database
 from mirror import Mirror
 from processes import walmere
+from walmere.cli import main
 from walmere.errors import WalmereError
 from walmere.subscription import launcher
 
@@ -20,7 +21,9 @@ def errors(mirror: Mirror) -> dict[str, str]:
     return {each.table.name: each.error for each in mirror.tables() if each.error is not None}
 
 
-def test_what_is_refused_at_the_copy_names_the_table_and_the_way_out(database18: Database, tmp_path: Path) -> None:
+def test_what_is_refused_at_the_copy_names_the_table_and_the_way_out(
+    database18: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = database18
     database.execute(
         "CREATE TABLE fine (id int PRIMARY KEY)",
@@ -46,6 +49,12 @@ def test_what_is_refused_at_the_copy_names_the_table_and_the_way_out(database18:
         assert all(part in errors(mirror)[table] for part in found), errors(mirror)[table]
     mirror.assert_equal("fine", "secret")
     assert DeltaTable(tmp_path / "lake" / "public" / "theirs").to_pyarrow_table() == theirs, "nothing was touched"
+    monkeypatch.setattr("sys.argv", ["walmere", "run", "-c", str(mirror.file), "--once"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    said = capsys.readouterr().err
+    assert "walmere: mirroring public." in said
+    assert "hint: " in said
     # each way out leads out
     database.execute("DELETE FROM days WHERE day = 'infinity'", 'ALTER TABLE capitals RENAME "Id" TO other')
     (tmp_path / "lake" / "public" / "theirs").rename(tmp_path / "lake" / "moved away")
