@@ -107,3 +107,31 @@ def test_only_inserts_are_divided_among_tasks(database18: Database, config: Conf
     refs = planner.plan({oid: start}, planner.end_of_batch(start, 1 << 20)).blocks[oid]
     assert divide(refs, 2, 1) == [refs]
     planner.close()
+
+
+def test_a_batch_ends_where_it_is_cut_also_between_two_transactions_of_one_segment(
+    database18: Database, config: Config
+) -> None:
+    oid = database18.value("SELECT 't'::regclass::oid::int8")
+    planner = Planner(config.changelog)
+    start = planner.end_of_batch(planner.start_lsn, 1 << 20)
+    points: list[Lsn] = []
+    for number in range(1, 4):
+        database18.execute(f"INSERT INTO t VALUES ({number})")
+        points.append(Lsn.parse(database18.value("SELECT pg_current_wal_insert_lsn()::text")))
+    receive_all(database18, config)
+    asked: list[tuple[Lsn, Lsn]] = []
+
+    def at_the_second(start: Lsn, log_end: Lsn) -> Lsn | None:
+        asked.append((start, log_end))
+        return points[1] if start < points[1] <= log_end else None
+
+    end = planner.end_of_batch(start, 1 << 20)
+    cut = planner.end_of_batch(start, 1 << 20, at_the_second)
+    assert asked == [(start, end)]
+    assert (cut, planner.end_of_batch(cut, 1 << 20, at_the_second)) == (points[1], end)
+    assert ids(planner, config, oid, start, cut) == 2
+    assert ids(planner, config, oid, cut, end) == 1, "the rest of the same segment"
+    assert ids(planner, config, oid, start, end) == 3
+    assert planner.end_of_batch(start, 1 << 20, lambda start, _: start) == start, "it is held"
+    planner.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from walmere.lsn import Lsn
+from walmere.subscription import cuts
 from walmere.subscription.ledger import Ledger
 from walmere.subscription.plan import Blocks, Planner, divide
 from walmere.subscription.state import Shape
@@ -76,10 +77,14 @@ class Batches:
         if self._end is None:
             last = Ledger(self._directory).last()
             self._end = last.lsn if last is not None else self._planner.start_lsn
-        before, self._end = self._end, self._planner.end_of_batch(self._end, MAX_BYTES)
+        before, self._end = self._end, self._planner.end_of_batch(self._end, MAX_BYTES, self._cut)
         if before == self._end and self._tables_are_behind():
             self._turn += 1  # for them alone: another offset makes another batch
         return {"lsn": str(self._end), "turn": str(self._turn)}
+
+    def _cut(self, start: Lsn, log_end: Lsn) -> Lsn | None:
+        """Looked at after the log: what is in there by now is before any snapshot that a later hold is for."""
+        return cuts.wanted(self._directory).end(start, log_end)
 
     def _tables_are_behind(self) -> bool:
         """Whether a table could catch up with the others. Spark asks often, so it looks only at what is new."""
@@ -125,7 +130,7 @@ class Batches:
 
     def _time_to_vacuum(self, oid: int) -> bool:
         now = time.monotonic()
-        due = now - self._vacuumed.setdefault(oid, now) > VACUUM
+        due = now - self._vacuumed.setdefault(oid, now) > VACUUM and not cuts.wanted(self._directory).at
         if due:
             self._vacuumed[oid] = now
         return due

@@ -1,6 +1,7 @@
 """What a batch has to read: for each table, references to the blocks of the log that are still to be applied to it.
 
-A batch ends where a record of the manifest ends, so always between two transactions. Each table has its own position
+A batch ends between two transactions: where a record of the manifest ends, or, if somebody wants to see all tables at
+one LSN (see `cuts`), there, in the middle of a record if need be. Each table has its own position
 (its copy may be older or newer than what the others have), and takes part with the records after it. References are
 small and pickle well: tasks open the log themselves, and no row passes through anybody else's hands.
 
@@ -51,6 +52,7 @@ class BlockRef:
     commit_lsn: Lsn | None  # of all its messages, where they do not say it themselves
     commit_time: int | None  # likewise
     aborted: frozenset[int]
+    until: Lsn | None = None  # only what committed before it; None: all
 
     @property
     def block(self) -> Block:
@@ -93,17 +95,21 @@ class Planner:
         """Where the log begins."""
         return self._manifest.header.start_lsn
 
-    def end_of_batch(self, start: Lsn, max_bytes: int) -> Lsn:
+    def end_of_batch(self, start: Lsn, max_bytes: int, cut: Callable[[Lsn, Lsn], Lsn | None] | None = None) -> Lsn:
         """How far a batch from `start` should go now: to the log's end, but over no more than about so many bytes.
 
-        `start` itself, if there is nothing yet, or it is better to wait for more.
+        `start` itself, if there is nothing yet, or it is better to wait for more. `cut` is asked, once the log is read,
+        where between `start` and its end the batch has to end; None: wherever it likes.
         """
         self._read()
+        cut_at = cut(start, self._end) if cut is not None else None
         end, size = start, 0
         newest = None
         for record in self._records:
             if record.end_lsn <= start:
                 continue
+            if cut_at is not None and record.end_lsn >= cut_at:
+                return cut_at
             end = max(end, record.end_lsn)
             if isinstance(record, Transactions | Transaction):
                 newest = record.commit_time
@@ -132,12 +138,13 @@ class Planner:
                 )
         made = Plan(end, definitions=self._definitions)
         for record in self._records:
-            if record.end_lsn > end:
-                break
             if isinstance(record, Transactions | Transaction):
-                made.commit_time = record.commit_time
-                for ref, relation in _references(record, positions):
+                until = end if record.end_lsn > end else None  # the batch was cut in the middle of this one
+                made.commit_time = record.commit_time  # of its last transaction: rather too late than too early
+                for ref, relation in _references(record, positions, until):
                     made.blocks.setdefault((owners or {}).get(relation, relation), []).append(ref)
+            if record.end_lsn >= end:
+                break
         self._forget(min(oldest, end))
         return made
 
@@ -187,8 +194,12 @@ class Planner:
         return False
 
 
-def _references(record: Transactions | Transaction, positions: Mapping[int, Lsn]) -> Iterator[tuple[BlockRef, int]]:
+def _references(
+    record: Transactions | Transaction, positions: Mapping[int, Lsn], until: Lsn | None
+) -> Iterator[tuple[BlockRef, int]]:
     single = isinstance(record, Transaction)
+    if single and until is not None and record.commit_lsn >= until:
+        return
     for segment in record.segments:
         for block in segment.blocks:
             position = positions.get(block.relation)
@@ -201,6 +212,7 @@ def _references(record: Transactions | Transaction, positions: Mapping[int, Lsn]
                         record.commit_lsn if single else None,
                         record.commit_time if single else None,
                         record.aborted if isinstance(record, Transaction) else frozenset(),
+                        until,
                     ),
                     block.relation,
                 )
@@ -230,8 +242,10 @@ def messages(
     """
     for ref in refs:
         position = max(ref.position, applied or INVALID_LSN)
+        ends = [each for each in (ref.until, end) if each is not None]
+        before = min(ends) if ends else None
         if ref.commit_lsn is not None and (
-            not should_apply(position, ref.commit_lsn) or (end is not None and ref.commit_lsn >= end)
+            not should_apply(position, ref.commit_lsn) or (before is not None and ref.commit_lsn >= before)
         ):
             continue
         batch = read_block(directory, ref.segment, 0)
@@ -244,8 +258,8 @@ def messages(
         else:
             committed = batch.column("commit_lsn").to_numpy()
             counts = should_apply(position, committed)
-            if end is not None:
-                counts &= committed < end
+            if before is not None:
+                counts &= committed < before
             batch = batch if counts.all() else batch.filter(pa.array(counts))
         if batch.num_rows:
             yield ref, batch
