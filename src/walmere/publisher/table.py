@@ -204,9 +204,12 @@ def ranges(table: Table, at_least: int = 1, page_bytes: int = 8192) -> list[Rang
     return found
 
 
-def copy_command(table: Table, piece: Range) -> Composed:
-    """COPY of one range, with the publication's columns and row filter. `publish` plays no part in a copy."""
-    conditions: list[Composable] = []
+def copy_command(table: Table, piece: Range, only_if: str | None = None) -> Composed:
+    """COPY of one range, with the publication's columns and row filter. `publish` plays no part in a copy.
+
+    `only_if`: of the rows for which this is true.
+    """
+    conditions: list[Composable] = [] if only_if is None else [SQL("(") + SQL(only_if) + SQL(")")]
     if piece.part.pages is not None:
         conditions.append(SQL("ctid >= '({},0)'::tid").format(piece.first))
         if piece.end is not None:

@@ -34,7 +34,7 @@ A sink object is small, holds no open handle, and pickles: it goes to the tasks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -129,6 +129,15 @@ class StagedFile:
     stats: str  # Delta's statistics, JSON: rows, and per column least, greatest and number of nulls
 
 
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A table at one version, in pieces that tasks read side by side."""
+
+    schema: pa.Schema
+    rows: int
+    pieces: Sequence[Any]  # what is in them, only the sink knows; they pickle
+
+
 class Mode(StrEnum):
     """What a commit of staged files does with the rows that are there."""
 
@@ -194,3 +203,9 @@ class Sink(Protocol):
 
     def version(self, table: TableName) -> int:
         """The newest version of the table."""
+
+    def scan(self, table: TableName, version: int, at_least: int = 1) -> Scan:
+        """All rows of a version, in at least so many pieces if they are large enough."""
+
+    def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece, from within a task, with few of them in memory at a time; of these columns, or all."""

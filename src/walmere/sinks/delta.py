@@ -40,7 +40,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -52,7 +52,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
-from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, Run, StagedFile, TableName, run_here
+from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, Run, Scan, StagedFile, TableName, run_here
 from walmere.sinks.parquet import Directory, conform, write
 from walmere.sinks.rewrite import DataFile, Files, rewrite
 
@@ -72,6 +72,9 @@ PROPERTIES: Final[Mapping[str, str]] = {
 
 FILE_SIZE: Final = 16 << 20
 """Bytes. One changed row rewrites one file, so files are smaller than for a table that is only read."""
+
+SCAN_BYTES: Final = 32 << 20
+"""Of files that one task reads, about."""
 
 COMPACT_EVERY: Final = 16
 """Versions."""
@@ -268,6 +271,33 @@ class DeltaSink:
         """The newest version of the table."""
         return self._open(table).version()
 
+    def scan(self, table: TableName, version: int, at_least: int = 1) -> Scan:
+        """All rows of a version, in at least so many pieces if they are large enough."""
+        opened = self.open(table, version)
+        schema = _arrow_schema(opened)
+        files, actions = _files(opened)
+        size = min(SCAN_BYTES, sum(file.size for file in files) // at_least)
+        pieces: list[list[DataFile]] = []
+        room = 0
+        for file in files:
+            if not pieces or room <= 0:
+                pieces.append([])
+                room = size
+            pieces[-1].append(file)
+            room -= file.size
+        rows = sum(actions["num_records"].to_pylist()) - sum(
+            len(file.deleted) for file in files if file.deleted is not None
+        )
+        return Scan(schema, rows, [_Piece(table, schema, tuple(some)) for some in pieces])
+
+    def read(self, piece: _Piece, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece, from within a task; of these columns, or all."""
+        directory = self._directory(piece.table)
+        schema = piece.schema if columns is None else pa.schema([piece.schema.field(name) for name in columns])
+        for file in piece.files:
+            for rows in file.tables(directory, schema):
+                yield from rows.to_batches()
+
     def open(self, table: TableName, version: int | None = None) -> DeltaTable:
         """The table, for reading: as it is now, or as it was at a version."""
         opened = self._open(table)
@@ -362,6 +392,13 @@ class DeltaSink:
         version = opened.version() + 1
         self._directory(table).sync(f"_delta_log/{version:020d}.json", "_delta_log")
         return version
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    table: TableName
+    schema: pa.Schema
+    files: tuple[DataFile, ...]
 
 
 @dataclass(frozen=True, slots=True)

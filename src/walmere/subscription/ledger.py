@@ -49,6 +49,10 @@ class Ledger:
                 content = json.loads(line)
                 yield Entry(Lsn.parse(content["lsn"]), content["commit_time"], content["versions"])
 
+    def at(self, lsn: Lsn) -> Entry | None:
+        """The entry of exactly this LSN."""
+        return next((entry for entry in self.entries() if entry.lsn == lsn), None)
+
     def last(self) -> Entry | None:
         """The newest entry."""
         newest = deque(self.entries(), maxlen=1)

@@ -70,8 +70,13 @@ class Tasks(Protocol):
     def parallelism(self) -> int:
         """How many run at once."""
 
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """The results, in the order of the items."""
+    def map(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        tell: Callable[[int, int], None] | None = None,
+    ) -> list[Result]:
+        """The results, in the order of the items. `tell` hears now and then how many are done, of all."""
 
     def cancel(self) -> None:
         """End what is running; its callers get an error."""
@@ -99,25 +104,32 @@ class Copied:
     rejected: int
 
 
+def copied_rows(
+    task: CopyTask, rejects: Rejects, where: str | None = None, application_name: str = "walmere copy"
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one range, as the snapshot sees them, in the target's types; those for which `where` is true."""
+    names = [column.name for column in task.table.columns]
+    schema = schema_of(task.table, task.codecs)
+    command = table.copy_command(task.table, task.piece, where)
+    for text in copy.copy_out(task.source, application_name, task.snapshot, command, task.piece.part):
+        parsed = copytext.read(text, names)
+        lsn = np.full(parsed.num_rows, task.snapshot.lsn, np.uint64)
+        yield pa.RecordBatch.from_arrays(rejects.cast(parsed, task.codecs, lsn), schema=schema)
+
+
 def copy_piece(task: CopyTask) -> Copied:
     """Copy one range. Runs in a Spark task."""
     rows = 0
     rejects = Rejects(task.table.key)
-    names = [column.name for column in task.table.columns]
-    schema = schema_of(task.table, task.codecs)
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal rows
-        command = table.copy_command(task.table, task.piece)
-        for text in copy.copy_out(task.source, "walmere copy", task.snapshot, command, task.piece.part):
-            parsed = copytext.read(text, names)
-            rows += parsed.num_rows
-            lsn = np.full(parsed.num_rows, task.snapshot.lsn, np.uint64)
-            values = rejects.cast(parsed, task.codecs, lsn)
-            yield pa.RecordBatch.from_arrays(values, schema=schema)
+        for batch in copied_rows(task, rejects):
+            rows += batch.num_rows
+            yield batch
 
     name = TableName(task.table.schema, task.table.name)
-    files = task.sink.stage(name, batches(), schema)
+    files = task.sink.stage(name, batches(), schema_of(task.table, task.codecs))
     rejected = rejects.rows()
     if rejected.num_rows:
         task.sink.create(Rejects.table(name), Rejects.SCHEMA)
