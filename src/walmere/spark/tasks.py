@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from walmere import errors
 from walmere.errors import WalmereError
 
+_LOOK: Final = 0.5
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -27,18 +29,45 @@ class SparkTasks:
         """How many tasks run at once."""
         return int(self._context.defaultParallelism)
 
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """The function's result for each item, in their order."""
+    def map(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        tell: Callable[[int, int], None] | None = None,
+    ) -> list[Result]:
+        """The function's result for each item, in their order. `tell` hears now and then how many are done, of all."""
         if not items:
             return []
+        ended = threading.Event()
+        done = self._context.accumulator(0)
+        counted = function if tell is None else _counting(function, done)
+        if tell is not None:
+            args = (tell, done, len(items), ended)
+            threading.Thread(target=_watch, args=args, daemon=True).start()
         try:
-            return list(self._context.parallelize(items, len(items)).map(function).collect())
+            return list(self._context.parallelize(items, len(items)).map(counted).collect())
         except Py4JJavaError as error:
             raise failure(error) from None
+        finally:
+            ended.set()
 
     def cancel(self) -> None:
         """End what is running; its callers get an error."""
         self._context.cancelAllJobs()
+
+
+def _counting(function: Callable[[Item], Result], done: Any) -> Callable[[Item], Result]:
+    def run(item: Item) -> Result:
+        result = function(item)
+        done.add(1)
+        return result
+
+    return run
+
+
+def _watch(tell: Callable[[int, int], None], done: Any, count: int, ended: threading.Event) -> None:
+    while not ended.wait(_LOOK):
+        tell(done.value, count)
 
 
 def failure(error: Exception) -> WalmereError:

@@ -1,0 +1,253 @@
+"""The proof that source and target agree: every row and every column of every table, at one LSN.
+
+Tables are compared side by side, and each by many tasks: fingerprints of all pieces of both sides first, then the rows
+of those buckets that do not agree. What a table is at the source (columns, row filter, where its rows lie) is asked in
+the snapshot itself. A table that cannot be compared at this point, because it is being copied or was refused, is not
+equal, and the verdict says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from walmere.config import Source
+from walmere.errors import NotMirrored, SinkMismatch, WalmereError
+from walmere.lsn import Lsn
+from walmere.publisher import catalog, snapshot, table
+from walmere.publisher.connect import speaking
+from walmere.publisher.table import Range, Table
+from walmere.sinks.base import Scan, Sink
+from walmere.subscription.rejects import Rejects
+from walmere.subscription.state import TableState
+from walmere.subscription.tablesync import CopyTask, Tasks, schema_of
+from walmere.types.codec import codec
+from walmere.verify import rows as row_by_row
+from walmere.verify import sample
+from walmere.verify.fingerprint import DIFFERENT_ROWS, Fingerprint, Layout, buckets_for, nothing
+from walmere.verify.pieces import APPLICATION, Counted, DifferingRows, SourcePiece, TargetPiece, count, reject_hashes
+from walmere.verify.point import Point
+from walmere.verify.rows import SOURCE, TARGET, Difference
+
+AT_ONCE: Final = 4
+"""Tables that are compared at the same time."""
+
+
+class Shuffle(Protocol):
+    """Something that brings rows of many pieces together."""
+
+    def reduce(
+        self,
+        pieces: Sequence[DifferingRows],
+        schema: str,
+        by: str,
+        function: Callable[[pa.Table], pa.Table],
+        reduced: str,
+    ) -> list[Any]:
+        """What the function makes of the rows that have the same value in a column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of comparing one table."""
+
+    name: str
+    source_rows: int = 0
+    target_rows: int = 0
+    missing: int = 0  # rows that only the source has
+    extra: int = 0  # rows that only the target has, also one that it has once too often
+    different: int = 0  # rows of the same key, with other values
+    unrecorded_rejects: int = 0  # values that the target's type cannot hold, and that are not among its rejects either
+    seconds: float = 0.0
+    sample: float | None = None  # percent of the rows that were compared; None: all
+    examples: tuple[Difference, ...] = ()
+    error: str | None = None  # why it could not be compared
+
+    @property
+    def equal(self) -> bool:
+        """Whether both sides hold the same rows."""
+        return not (self.missing or self.extra or self.different or self.unrecorded_rejects or self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came of comparing all of them."""
+
+    lsn: Lsn
+    tables: tuple[Verdict, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every table is equal."""
+        return all(verdict.equal for verdict in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        tables = [{"name": each.name, "equal": each.equal, **asdict(each)} for each in self.tables]
+        return {"lsn": str(self.lsn), "equal": self.equal, "tables": tables}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is wanted of a proof."""
+
+    sample: float | None = None  # percent
+    show_values: bool = False
+    examples: int = 20  # of a table
+    seed: int = field(default_factory=lambda: random.SystemRandom().randrange(1 << 31))  # of the sample
+
+
+Tell = Callable[[str, int, int], None]
+"""Which table, how many of its pieces are done, and of how many."""
+
+
+class Prover:
+    """Compares tables at one point."""
+
+    def __init__(
+        self, source: Source, point: Point, sink: Sink, *, tasks: Tasks, shuffle: Shuffle, options: Options
+    ) -> None:
+        self._source = source
+        self._point = point
+        self._sink = sink
+        self._tasks = tasks
+        self._shuffle = shuffle
+        self._options = options
+        self.tell: Tell = lambda *_: None
+        self.told: Callable[[Verdict], None] = lambda _: None
+
+    def prove(self, tables: Sequence[TableState], gather: bool) -> Proof:
+        """Compare these tables."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            verdicts = list(pool.map(functools.partial(self._verdict, gather=gather), tables))
+        return Proof(self._point.lsn, tuple(verdicts))
+
+    def _verdict(self, known: TableState, gather: bool) -> Verdict:
+        began = time.monotonic()
+        try:
+            found = self._compare(known, gather)
+        except WalmereError as error:
+            found = Verdict(known.name, error=str(error))
+        found = replace(found, seconds=round(time.monotonic() - began, 3))
+        self.told(found)
+        return found
+
+    def _compare(self, known: TableState, gather: bool) -> Verdict:
+        version = self._point.entry.versions.get(known.name)
+        if version is None:
+            raise NotMirrored(
+                f"comparing {known.name}",
+                known.error or f"it is not at {self._point.lsn} with the others: it is being copied",
+                "see `walmere status`; then verify again",
+            )
+        scan = self._sink.scan(known.table, version, self._tasks.parallelism)
+        described, work = self._describe(known, gather)
+        schema = schema_of(described, work.codecs)
+        if not schema.equals(scan.schema):
+            raise SinkMismatch(
+                f"comparing {known.name}",
+                f"its columns are {_columns(schema)} at the source, and {_columns(scan.schema)} in the target",
+                "`walmere resync` copies it again",
+            )
+        layout = Layout(schema, described.key, buckets_for(scan.rows))
+        pieces, sampled = self._pieces(described, work, scan, layout)
+        counted = self._tasks.map(count, pieces, functools.partial(self.tell, known.name))
+        here, there = (_sum(counted, side, layout.buckets) for side in (SOURCE, TARGET))
+        differing = here.differing(there)
+        found = Verdict(
+            known.name,
+            here.total,
+            there.total,
+            unrecorded_rejects=self._unrecorded(known, counted),
+            sample=self._options.sample if sampled else None,
+        )
+        if not len(differing):
+            return found
+        most = self._options.examples
+        compared = self._shuffle.reduce(
+            [DifferingRows(piece, differing, self._options.show_values) for piece in pieces],
+            DIFFERENT_ROWS,
+            "bucket",
+            functools.partial(row_by_row.compare, examples=-(-most // len(differing))),
+            row_by_row.COMPARED,
+        )
+        rows = row_by_row.gather(compared, schema.names, described.key, most)
+        return replace(found, missing=rows.missing, extra=rows.extra, different=rows.different, examples=rows.examples)
+
+    def _describe(self, known: TableState, gather: bool) -> tuple[Table, CopyTask]:
+        """What the table is at the source in the snapshot, and a copy of it to take pieces from."""
+        source, made = self._source, self._point.snapshot
+        with (
+            snapshot.imported(source, APPLICATION, made) as connection,
+            speaking(source, f"looking at {known.name}"),
+        ):
+            described = table.describe(connection, source.publications, known.oid, gather)
+            types = catalog.types_of(connection, (column.type_oid for column in described.columns))
+        codecs = tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
+        return described, CopyTask(source, made, described, Range(described.parts[0], 0, None), codecs, self._sink)
+
+    def _pieces(
+        self, described: Table, work: CopyTask, scan: Scan, layout: Layout
+    ) -> tuple[list[SourcePiece | TargetPiece], bool]:
+        """All pieces of both sides, and whether they are a sample."""
+        target = [TargetPiece(self._sink, piece, layout) for piece in scan.pieces]
+        intervals = self._sample(described, scan, layout)
+        if intervals is None:
+            ranges = table.ranges(described, self._tasks.parallelism)
+            return [*(SourcePiece(replace(work, piece=piece), layout) for piece in ranges), *target], False
+        [column] = [each for each in described.columns if each.name == described.key[0]]
+        place = layout.schema.names.index(column.name)
+        where = sample.in_target(place, layout.schema.field(place).type, intervals)
+        hands = min(self._tasks.parallelism, len(intervals))
+        source = [
+            SourcePiece(
+                replace(work, piece=Range(replace(part, pages=None), 0, None)),
+                layout,
+                sample.at_source(column.name, column.type_oid, intervals[hand::hands]),
+            )
+            for part in described.parts
+            for hand in range(hands)
+        ]
+        return [*source, *(replace(piece, where=where) for piece in target)], True
+
+    def _sample(self, described: Table, scan: Scan, layout: Layout) -> list[sample.Interval] | None:
+        """The intervals of the key that are compared; None: all."""
+        percent = self._options.sample
+        if percent is None or percent >= 100 or not described.key or not scan.pieces:
+            return None
+        [column] = [each for each in described.columns if each.name == described.key[0]]
+        key = layout.schema.field(column.name)
+        if not sample.can_sample(column.type_oid, key.type):
+            return None
+        each = -(-sample.boundaries(percent) // len(scan.pieces))
+        tasks = [sample.KeySample(self._sink, piece, key, each, self._options.seed) for piece in scan.pieces]
+        keys = [key for some in self._tasks.map(sample.sample_keys, tasks) for key in some]
+        return sample.choose(keys, sample.order_of(key.type), percent, random.Random(self._options.seed))  # noqa: S311
+
+    def _unrecorded(self, known: TableState, counted: Sequence[Counted]) -> int:
+        """How many of the values that the source's rows reject are not among the rejects."""
+        rejected = np.unique(np.concatenate([each.rejects for each in counted]))
+        if not len(rejected):
+            return 0
+        name = Rejects.table(known.table)
+        recorded = [np.zeros(0, np.uint64)]
+        if self._sink.count(name):
+            for piece in self._sink.scan(name, self._sink.version(name)).pieces:
+                recorded += [reject_hashes(batch) for batch in self._sink.read(piece)]
+        return len(np.setdiff1d(rejected, np.concatenate(recorded)))
+
+
+def _sum(counted: Sequence[Counted], side: int, buckets: int) -> Fingerprint:
+    return sum((each.fingerprint for each in counted if each.side == side), nothing(buckets))
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,98 @@
+"""Row by row, where fingerprints do not agree: which rows are missing, extra or different, and in which columns.
+
+Only rows of buckets that differ come here. Spark shuffles them, so that each bucket's rows of both sides meet in one
+task, however large the tables are and however much of them is wrong.
+
+A row is known by its key. Where both sides have a row of a key, but not the same, it is *different*; a row too many of
+a key on one side is *missing* or *extra*, also if it is the same row once more. A table without a key is a multiset:
+its rows have no names, and are missing or extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+
+SOURCE: Final = 0
+TARGET: Final = 1
+
+COMPARED: Final = (
+    "missing bigint, extra bigint, different bigint, name array<string>, source array<bigint>, target array<bigint>,"
+    " source_texts array<string>, target_texts array<string>"
+)
+"""What comparing a bucket gives, in Spark's words: a row for each example, and one for all others."""
+
+_COMPARE: Final = f"""
+WITH net AS (
+    SELECT name, row, count(*) FILTER (side = {SOURCE}) - count(*) FILTER (side = {TARGET}) AS surplus,
+           any_value(columns) AS columns, any_value(texts) AS texts
+    FROM sides GROUP BY name, row HAVING surplus <> 0
+), named AS (
+    SELECT name, sum(greatest(surplus, 0)) AS here, sum(greatest(-surplus, 0)) AS there,
+           any_value(columns) FILTER (surplus > 0) AS source, any_value(columns) FILTER (surplus < 0) AS target,
+           any_value(texts) FILTER (surplus > 0) AS source_texts, any_value(texts) FILTER (surplus < 0) AS target_texts,
+           row_number() OVER (ORDER BY name) <= $examples AS shown
+    FROM net GROUP BY name
+)
+SELECT sum(here - least(here, there))::BIGINT AS missing, sum(there - least(here, there))::BIGINT AS extra,
+       sum(least(here, there))::BIGINT AS different, example AS name,
+       any_value(source) FILTER (shown) AS source, any_value(target) FILTER (shown) AS target,
+       any_value(source_texts) FILTER (shown) AS source_texts, any_value(target_texts) FILTER (shown) AS target_texts
+FROM (SELECT *, CASE WHEN shown THEN name END AS example FROM named) GROUP BY example
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One row, or several of one key."""
+
+    what: str  # missing, extra, different
+    key: dict[str, str | None]  # as text; empty if the table has none
+    columns: tuple[str, ...] = ()  # in which it differs
+    source: dict[str, str | None] | None = None  # their values, if they are wanted
+    target: dict[str, str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """All of a table, counted, and some of them by name."""
+
+    missing: int
+    extra: int
+    different: int
+    examples: tuple[Difference, ...]
+
+
+def compare(both: pa.Table, examples: int) -> pa.Table:
+    """One bucket. Runs in a Spark task."""
+    connection = duckdb.connect(config={"threads": 1})
+    connection.register("sides", both)
+    return connection.sql(_COMPARE, params={"examples": examples}).to_arrow_table()
+
+
+def gather(found: Iterable[Any], columns: Sequence[str], key: Sequence[str], most: int) -> Differences:
+    """What came of all buckets, in the order of the keys."""
+    rows = list(found)
+    named = sorted((row for row in rows if row.name is not None), key=lambda row: [part or "" for part in row.name])
+    return Differences(
+        sum(row.missing for row in rows),
+        sum(row.extra for row in rows),
+        sum(row.different for row in rows),
+        tuple(_example(row, columns, key) for row in named[:most]),
+    )
+
+
+def _example(row: Any, columns: Sequence[str], key: Sequence[str]) -> Difference:
+    name = dict(zip(key, row.name, strict=True)) if key else {}
+    source, target = (
+        dict(zip(columns, texts, strict=True)) if texts else None for texts in (row.source_texts, row.target_texts)
+    )
+    if not row.different:
+        return Difference("missing" if row.missing else "extra", name, (), source, target)
+    differ = tuple(column for column, one, other in zip(columns, row.source, row.target, strict=True) if one != other)
+    only = [{each: side[each] for each in differ} if side is not None else None for side in (source, target)]
+    return Difference("different", name, differ, *only)
