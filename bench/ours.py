@@ -11,8 +11,8 @@ from pathlib import Path
 from bench.side_by_side import Run
 from bench.source import Source, scratch_config
 from walmere import config as configuration
-from walmere.cli.run import launcher
 from walmere.lsn import Lsn
+from walmere.running import launcher
 from walmere.sinks.base import TableName
 from walmere.sinks.delta import DeltaSink
 from walmere.subscription.launcher import Launcher

@@ -17,7 +17,7 @@ from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.java_gateway import launch_gateway
 
 from walmere import config as configuration
-from walmere.cli import run
+from walmere import running as run
 from walmere.errors import SinkError
 from walmere.lsn import Lsn
 from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, StagedFile, TableName

@@ -19,10 +19,10 @@ from psycopg.types.json import set_json_loads
 from conftest import Database
 from processes import eventually
 from walmere import config as configuration
-from walmere.cli.run import launcher
 from walmere.config import Config
 from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
+from walmere.running import launcher
 from walmere.sinks.base import TableName
 from walmere.sinks.delta import DeltaSink
 from walmere.subscription.launcher import Launcher

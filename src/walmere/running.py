@@ -1,4 +1,4 @@
-"""`walmere run`: puts source, Spark and target together."""
+"""Puts source, Spark and target together, for a run and for a proof. Importing this imports Spark."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from walmere.config import Config
-from walmere.errors import ConfigError
+from walmere.errors import AccessRefused, ConfigError, NotMirrored, SinkMismatch, TypeMismatch
+from walmere.sinks.base import Sink
 from walmere.sinks.delta import DeltaSink
 from walmere.spark.apply import Applied, Apply
 from walmere.spark.session import session
+from walmere.spark.shuffle import SparkShuffle
 from walmere.spark.tasks import SparkTasks
+from walmere.subscription import requests
 from walmere.subscription.launcher import Launcher
 from walmere.subscription.state import to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
+from walmere.verify.point import consistent_point
+from walmere.verify.proof import Options, Proof, Prover, Verdict
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from walmere.api import Subscription
 
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -68,19 +78,74 @@ class Progress:
                 self._told = now
 
 
-def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
-    """Start Spark and make a launcher that is ready to run; `tell` learns how it gets on."""
+def spark(config: Config) -> SparkSession:
+    """Spark as the configuration wants it: started, or found running in this process."""
+    log = config.subscription.directory / "spark.log"
+    return session(config.subscription.name, config.spark.master, config.spark.settings, log)
+
+
+def sink(config: Config, file: Path) -> Sink:
+    """The target."""
     if config.target is None:
         raise ConfigError(f"reading {file}", "there is no [target]", 'add [target] with kind = "delta" and path = "…"')
+    return DeltaSink(str(config.target.path))
+
+
+def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
+    """Start Spark and make a launcher that is ready to run; `tell` learns how it gets on."""
+    target = sink(config, file)
     directory = config.subscription.directory
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, stream=sys.stderr)
-    spark = session(config.subscription.name, config.spark.master, config.spark.settings, directory / "spark.log")
+    started = spark(config)
     tables = Tables(directory)
-    sink = DeltaSink(str(config.target.path))
-    gather = config.target.gather_partitions
-    sync = TableSync(config.source, config.subscription.name, tables, sink, SparkTasks(spark), gather=gather)
-    apply = Apply(spark, directory, sink, tables)
+    gather = config.target is not None and config.target.gather_partitions
+    sync = TableSync(config.source, config.subscription.name, tables, target, SparkTasks(started), gather=gather)
+    apply = Apply(started, directory, target, tables)
     made = Launcher(config, file, tables, sync, apply)
     if tell is not None:
         made.on_poll = Progress(tables, apply, tell).poll
     return made
+
+
+def verify(
+    subscription: Subscription,
+    names: Sequence[str],
+    options: Options | None,
+    progress: Callable[[str, int, int], None] | None,
+    verdict: Callable[[Verdict], None] | None,
+) -> Proof:
+    """See `Subscription.verify`."""
+    config, directory = subscription.config, subscription.directory
+    target = sink(config, subscription.file)
+    _settle(subscription)
+    wanted = requests.find(Tables(directory), names) if names else None
+    point = consistent_point(config.source, config.subscription.name, directory, subscription.run)
+    with point as at:
+        started = spark(config)
+        prover = Prover(
+            config.source,
+            at,
+            target,
+            tasks=SparkTasks(started),
+            shuffle=SparkShuffle(started),
+            options=options or Options(),
+        )
+        prover.tell = progress or prover.tell
+        prover.told = verdict or prover.told
+        tables = [each for each in Tables(directory) if each.published and each.oid]
+        chosen = [each for each in tables if wanted is None or each.table in wanted]
+        return prover.prove(chosen, gather=config.target is not None and config.target.gather_partitions)
+
+
+def _settle(subscription: Subscription) -> None:
+    """Wait until every table is copied; but for those that were refused: the proof will say so."""
+    while True:
+        tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
+        waiting = [each for each in tables if not each.follows and each.error is None]
+        if tables and not waiting:
+            return
+        if not subscription.running:
+            with contextlib.suppress(NotMirrored, SinkMismatch, TypeMismatch, AccessRefused):  # of single tables
+                subscription.run(once=True)
+            return
+        time.sleep(_POLL)

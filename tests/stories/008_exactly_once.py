@@ -22,7 +22,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import eventually, walmere
 from receiving import summary
-from walmere.cli import run
+from walmere import running as run
 from walmere.errors import SinkError, WalmereError
 from walmere.lsn import Lsn
 from walmere.sinks.base import TableName

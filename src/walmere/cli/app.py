@@ -10,24 +10,18 @@ import contextlib
 import io
 import logging
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 import walmere
-from walmere import config as configuration
-from walmere.config import Config
+from walmere.api import Subscription
 from walmere.errors import ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
-
-if TYPE_CHECKING:
-    from walmere.subscription.launcher import Launcher
-    from walmere.subscription.receiver import Receiver
 
 # What a command needs beyond this is imported when it runs: `receive` is started often and should start fast.
 
@@ -61,14 +55,6 @@ def _fail(error: WalmereError | OSError, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _load(path: Path) -> Config:
-    from walmere.publisher.connect import check_dsn
-
-    config = configuration.load(path)
-    check_dsn(config.source)
-    return config
-
-
 def _lsn(text: str) -> Lsn:
     try:
         return Lsn.parse(text)
@@ -100,12 +86,11 @@ def demo(
 def check(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
     """Look whether the source can be received from, and say what to do where it cannot."""
     from walmere.cli import output
-    from walmere.publisher.check import check as preflight
     from walmere.publisher.connect import describe
 
-    source = _load(config).source
-    report = preflight(source)
-    output.findings(describe(source), report, as_json=json)
+    subscription = Subscription(config)
+    report = subscription.check()
+    output.findings(describe(subscription.config.source), report, as_json=json)
     if any(finding.level == "problem" for finding in report):
         raise typer.Exit(1)
 
@@ -117,15 +102,11 @@ def receive(
     once: Annotated[bool, typer.Option(help="End when all that the source has now is durable.")] = False,
 ) -> None:
     """Receive the publication into the change log, until stopped."""
-    from walmere.subscription.receiver import Receiver
-
-    loaded = _load(config)
-    until = _until(loaded, until, once)
+    subscription = Subscription(config)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
-    receiver = Receiver(loaded)
-    with _stopped_by_signals(receiver):
-        durable = receiver.run(until)
-    print(f"everything before {durable} is durable in {loaded.changelog}", file=sys.stderr)
+    with _stopped_by_signals(subscription):
+        durable = subscription.receive(until, once=once)
+    print(f"everything before {durable} is durable in {subscription.config.changelog}", file=sys.stderr)
 
 
 @app.command()
@@ -137,14 +118,10 @@ def run(
 ) -> None:
     """Copy what is not copied yet into the target, then apply changes, until stopped."""
     from walmere.cli import output
-    from walmere.cli.run import launcher
 
-    loaded = _load(config)
-    until = _until(loaded, until, once)
-    made = launcher(loaded, config, output.progress if json else None)
-    with _stopped_by_signals(made):
-        made.run(until)
-    made.on_poll()  # what the last batch brought
+    subscription = Subscription(config)
+    with _stopped_by_signals(subscription):
+        subscription.run(until, once=once, tell=output.progress if json else None)
 
 
 @app.command()
@@ -154,41 +131,42 @@ def resync(
     wait: Annotated[bool, typer.Option(help="Until the new copies are there.")] = True,
 ) -> None:
     """Copy tables again. Until a new copy is complete, readers see the old one; the other tables go on."""
-    from walmere.changelog.writer import Lock
-    from walmere.subscription import requests
-    from walmere.subscription.tables import Tables
-
-    loaded = _load(config)
-    directory = loaded.subscription.directory
-    wanted = requests.find(Tables(directory), tables)
-    requests.ask(directory, wanted)
-    names = ", ".join(map(str, wanted))
+    subscription = Subscription(config)
+    running = subscription.running
+    with _stopped_by_signals(subscription):
+        names = ", ".join(map(str, subscription.resync(tables, wait=wait)))
     if not wait:
         print(f"{names}: to be copied again by the run that is there, or the next")
-    elif Lock.holder(directory / "run") is None:
-        run(config, once=True)
-        print(f"{names}: copied again")
     else:
-        requests.wait(directory, wanted)
-        print(f"{names}: copied again by the run that is there")
+        print(f"{names}: copied again by the run that is there" if running else f"{names}: copied again")
 
 
-def _until(config: Config, until: Lsn | None, once: bool) -> Lsn | None:
-    """Where to end: what the source has committed now is all before its insert position."""
-    if not once:
-        return until
-    if until is not None:
-        raise ConfigError("reading the arguments", "--once and --until cannot be given together")
-    from walmere.publisher import catalog
-    from walmere.publisher.connect import connect, speaking
+@app.command()
+def verify(
+    config: ConfigFile = _DEFAULT,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table: name, or schema.name. Repeatable.")] = None,
+    sample: Annotated[
+        float | None, typer.Option(min=0.001, max=100, metavar="PERCENT", help="Compare only so much of each table.")
+    ] = None,
+    show_values: Annotated[bool, typer.Option(help="Show what both sides have, not only where they differ.")] = False,
+    examples: Annotated[int, typer.Option(min=0, help="Rows that differ to name, of each table.")] = 20,
+    json: AsJson = False,
+) -> None:
+    """Compare source and target, every row and column, at one LSN. Exits with 0 if they are equal, 1 if not."""
+    from walmere.cli import comparing
+    from walmere.verify.proof import Options
 
-    doing = speaking(config.source, "asking the source where its WAL ends")
-    with doing, connect(config.source, "walmere") as connection:
-        return catalog.insert_position(connection)
+    subscription = Subscription(config)
+    options = Options(sample=sample, show_values=show_values, examples=examples)
+    with _stopped_by_signals(subscription), comparing.comparing() as shown:
+        proof = subscription.verify(table or (), options, progress=shown.progress, verdict=shown.verdict)
+    comparing.proof(proof, as_json=json)
+    if not proof.equal:
+        raise typer.Exit(1)
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(worker: Receiver | Launcher) -> Iterator[None]:
+def _stopped_by_signals(worker: Subscription) -> Iterator[None]:
     wanted = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: worker.stop()) for number in wanted]
     try:
@@ -209,17 +187,12 @@ def log(
     json: AsJson = False,
 ) -> None:
     """Show the transactions of the change log."""
-    from walmere.changelog.reader import Reader
     from walmere.cli import output
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, at any point
-    wanted = (
-        None if table is None else lambda relation: table in (relation.name, f"{relation.namespace}.{relation.name}")
-    )
     try:
-        with Reader(_load(config).changelog) as reader:
-            for transaction in reader.transactions(start or INVALID_LSN, wanted=wanted, follow=lambda: follow):
-                output.transaction(transaction, as_json=json)
+        for transaction in Subscription(config).transactions(start or INVALID_LSN, table, follow=lambda: follow):
+            output.transaction(transaction, as_json=json)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:  # `walmere log | head`: nobody reads on, not even what is still in the buffer
@@ -230,9 +203,8 @@ def log(
 def status(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
     """Show where the source is, and where we are."""
     from walmere.cli import output
-    from walmere.subscription.status import status as status_of
 
-    output.status(status_of(_load(config)), as_json=json)
+    output.status(Subscription(config).status(), as_json=json)
 
 
 @app.command()
@@ -241,52 +213,5 @@ def drop(
     keep_slot: Annotated[bool, typer.Option(help="Leave the source alone: it is gone, or the slot is.")] = False,
 ) -> None:
     """Drop the replication slot, and delete the change log and all state. The target's tables stay as they are."""
-    from walmere.changelog.writer import Lock
-
-    loaded = _load(config)
-    directory = loaded.subscription.directory
-    lock = Lock(loaded.changelog) if loaded.changelog.exists() else None
-    if keep_slot:
-        print(f"left slot {loaded.source.slot} alone")
-    else:
-        _drop_slot(loaded)
-    # Out of the way in one step: a receiver that starts now makes a new log, and its files are not deleted with ours
-    dropped = loaded.changelog.with_suffix(".dropped")
-    _delete(dropped)
-    if lock is None:
-        print(f"there is no change log in {directory}")
-        return
-    loaded.changelog.rename(dropped)
-    for file in ("receiver.json", "receiver.log", "receiver.pids", "spark.log", "tables.json", "ledger.jsonl"):
-        (directory / file).unlink(missing_ok=True)
-    _delete(directory / "origins")
-    _delete(directory / "run")
-    _delete(directory / "resync")
-    _delete(directory / "checkpoint")
-    _delete(dropped)
-    lock.release()
-    with contextlib.suppress(OSError):
-        directory.rmdir()  # if nothing else is in it
-    print(f"deleted the change log in {directory}")
-
-
-def _delete(directory: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(directory)
-
-
-def _drop_slot(config: Config) -> None:
-    from walmere.publisher import slot
-    from walmere.publisher.connect import connect, speaking
-
-    source = config.source
-    with connect(source, "walmere drop") as connection:
-        with speaking(source, f"looking at replication slot {source.slot}"):
-            found = slot.read(connection, source.slot)
-        if found is None:
-            print(f"there is no slot {source.slot} on the source")
-            return
-        slot.require_ours(found, connection.info.dbname)
-    with connect(source, "walmere drop", replication=True) as connection:
-        slot.drop(connection, source)
-    print(f"dropped slot {source.slot}")
+    for line in Subscription(config).drop(keep_slot=keep_slot):
+        print(line)

@@ -1,0 +1,222 @@
+"""`Subscription`: what the commands do, as methods. The commands are made of them.
+
+    from walmere import Subscription
+
+    shop = Subscription("walmere.toml")
+    shop.run(once=True)
+    assert shop.verify().equal
+
+Everything is a call that returns when it is done, and raises a `WalmereError` that says what was being done, what went
+wrong and what to do. `run` and `receive` can be stopped from another thread, or a signal handler, with `stop`. Nothing
+of Spark is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from walmere import config as configuration
+from walmere.changelog.reader import LoggedTransaction, Reader
+from walmere.changelog.writer import Lock
+from walmere.config import Config
+from walmere.errors import ConfigError
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.publisher import catalog, slot
+from walmere.publisher.check import Finding
+from walmere.publisher.check import check as preflight
+from walmere.publisher.connect import check_dsn, connect, speaking
+from walmere.sinks.base import TableName
+from walmere.subscription import requests
+from walmere.subscription.receiver import Receiver
+from walmere.subscription.status import status as status_of
+from walmere.subscription.tables import Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from walmere.subscription.launcher import Launcher
+    from walmere.verify.proof import Options, Proof, Verdict
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+_POLL: Final = 0.2
+
+
+class Subscription:
+    """A subscription, by its configuration file."""
+
+    def __init__(self, file: str | Path) -> None:
+        """Read the configuration; nothing is started. Raises ConfigError if it is not usable."""
+        self.file = Path(file)
+        self.config: Config = configuration.load(self.file)
+        check_dsn(self.config.source)
+        self._worker: Receiver | Launcher | None = None
+        self._stopping = threading.Event()
+
+    @property
+    def directory(self) -> Path:
+        """Where its state is: change log, tables, ledger."""
+        return self.config.subscription.directory
+
+    @property
+    def running(self) -> bool:
+        """Whether somebody runs it, here or in another process."""
+        return Lock.holder(self.directory / "run") is not None
+
+    def check(self) -> list[Finding]:
+        """What is in the way of receiving from the source, and what to do about it."""
+        return preflight(self.config.source)
+
+    def status(self) -> dict[str, Any]:
+        """Where the source is, and where we are."""
+        return status_of(self.config)
+
+    def source_position(self) -> Lsn:
+        """Everything that is committed at the source now is before it."""
+        doing = speaking(self.config.source, "asking the source where its WAL ends")
+        with doing, closing(connect(self.config.source, "walmere")) as connection:
+            return catalog.insert_position(connection)
+
+    def receive(self, until: Lsn | None = None, *, once: bool = False) -> Lsn:
+        """Receive into the change log, until stopped, or until everything before an LSN is durable; returns how far.
+
+        `once`: until all that the source has committed by now is.
+        """
+        return self._work(Receiver(self.config), self._until(until, once)) or INVALID_LSN
+
+    def run(self, until: Lsn | None = None, *, once: bool = False, tell: Tell | None = None) -> None:
+        """Copy what is not copied yet, then apply changes; until stopped, or until everything before an LSN is applied.
+
+        `once`: until all that the source has committed by now is. `tell` learns whenever something has moved on.
+        """
+        until = self._until(until, once)
+        launcher = self.launcher(tell)
+        self._work(launcher, until)
+        launcher.on_poll()  # what the last batch brought
+
+    def launcher(self, tell: Tell | None = None) -> Launcher:
+        """What `run` runs: Spark is started, and all is ready."""
+        from walmere.running import launcher
+
+        return launcher(self.config, self.file, tell)
+
+    def stop(self) -> None:
+        """End `run` or `receive` soon. Safe in a signal handler."""
+        self._stopping.set()
+        if self._worker is not None:
+            self._worker.stop()
+
+    def _work(self, worker: Any, until: Lsn | None) -> Any:
+        self._worker = worker
+        try:
+            if self._stopping.is_set():
+                worker.stop()
+            return worker.run(until)
+        finally:
+            self._worker = None
+            self._stopping.clear()
+
+    def _until(self, until: Lsn | None, once: bool) -> Lsn | None:
+        if not once:
+            return until
+        if until is not None:
+            raise ConfigError("reading the arguments", "--once and --until cannot be given together")
+        return self.source_position()
+
+    def transactions(
+        self, start: Lsn = INVALID_LSN, table: str | None = None, follow: Callable[[], bool] = lambda: False
+    ) -> Iterator[LoggedTransaction]:
+        """The transactions of the change log that committed at or after an LSN, in commit order.
+
+        `table`: only changes of that one: its name, or schema.name. `follow`: while it is true, go on as more arrives.
+        """
+        wanted = (
+            None
+            if table is None
+            else lambda relation: table in (relation.name, f"{relation.namespace}.{relation.name}")
+        )
+        with Reader(self.config.changelog) as reader:
+            yield from reader.transactions(start, wanted=wanted, follow=follow)
+
+    def resync(self, tables: Sequence[str], *, wait: bool = True) -> list[TableName]:
+        """Copy tables again: by the run that is there, or else by one of our own. Returns which ones.
+
+        Until a new copy is complete, readers see the old one; the other tables go on. Without `wait`, it is only asked.
+        """
+        wanted = requests.find(Tables(self.directory), tables)
+        requests.ask(self.directory, wanted)
+        if wait and self.running:
+            requests.wait(self.directory, wanted)
+        elif wait:
+            self.run(once=True)
+        return wanted
+
+    def verify(
+        self,
+        tables: Sequence[str] = (),
+        options: Options | None = None,
+        *,
+        progress: Callable[[str, int, int], None] | None = None,
+        verdict: Callable[[Verdict], None] | None = None,
+    ) -> Proof:
+        """Compare source and target at one LSN, every row and column of these tables, or of all.
+
+        A run that is there goes on meanwhile; if there is none, ours goes up to that LSN. `progress` hears of a table
+        how many of its pieces are compared, and of how many; `verdict` what came of each.
+        """
+        from walmere.running import verify
+
+        return verify(self, tables, options, progress, verdict)
+
+    def session(self) -> SparkSession:
+        """The Spark that `run` and `verify` work with: started, or found running in this process."""
+        from walmere.running import spark
+
+        return spark(self.config)
+
+    def drop(self, *, keep_slot: bool = False) -> list[str]:
+        """Drop the replication slot, and delete the change log and all state. Returns what was done, in words.
+
+        The target's tables stay as they are. `keep_slot`: leave the source alone, because it is gone, or the slot is.
+        """
+        changelog = self.config.changelog
+        lock = Lock(changelog) if changelog.exists() else None
+        said = [f"left slot {self.config.source.slot} alone" if keep_slot else self._drop_slot()]
+        # out of the way in one step: a receiver that starts now makes a new log, whose files are not deleted with ours
+        dropped = changelog.with_suffix(".dropped")
+        _delete(dropped)
+        if lock is None:
+            return [*said, f"there is no change log in {self.directory}"]
+        changelog.rename(dropped)
+        for name in ("receiver.json", "receiver.log", "receiver.pids", "spark.log", "tables.json", "ledger.jsonl"):
+            (self.directory / name).unlink(missing_ok=True)
+        for name in ("origins", "run", "resync", "cuts", "checkpoint"):
+            _delete(self.directory / name)
+        _delete(dropped)
+        lock.release()
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()  # if nothing else is in it
+        return [*said, f"deleted the change log in {self.directory}"]
+
+    def _drop_slot(self) -> str:
+        source = self.config.source
+        with closing(connect(source, "walmere drop")) as connection:
+            with speaking(source, f"looking at replication slot {source.slot}"):
+                found = slot.read(connection, source.slot)
+            if found is None:
+                return f"there is no slot {source.slot} on the source"
+            slot.require_ours(found, connection.info.dbname)
+        with closing(connect(source, "walmere drop", replication=True)) as connection:
+            slot.drop(connection, source)
+        return f"dropped slot {source.slot}"
+
+
+def _delete(directory: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(directory)

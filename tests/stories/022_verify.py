@@ -1,0 +1,327 @@
+"""The proof: every table of the target is compared with its source at one LSN, and what is wrong is found and named."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from conftest import Database
+from mirror import Mirror
+from processes import walmere
+from walmere.api import Subscription
+from walmere.lsn import Lsn
+from walmere.verify.proof import Options, Proof, Verdict
+
+
+@pytest.fixture
+def mirror(database_under_test: Database, tmp_path: Path) -> Mirror:
+    database_under_test.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text, price numeric(10,2), seen timestamptz, ratio float8,"
+        " tags text[])",
+        "INSERT INTO t SELECT i, 'note ' || i, i / 7.0, '2026-01-01'::timestamptz + i * interval '1 min', sqrt(i),"
+        " ARRAY['a', NULL, i::text] FROM generate_series(1, 2000) i",
+        "CREATE TABLE other (code text PRIMARY KEY, day date, body bytea, doc jsonb)",
+        "INSERT INTO other SELECT 'c' || i, '2026-01-01'::date + i, decode('00ff', 'hex'), '{\"a\": 1}'"
+        " FROM generate_series(1, 300) i",
+        "CREATE PUBLICATION pub FOR ALL TABLES",
+    )
+    return Mirror(database_under_test, tmp_path)
+
+
+def verify(mirror: Mirror, *tables: str, **options: Any) -> Proof:
+    return Subscription(mirror.file).verify(tables, Options(**options))
+
+
+def verdict(mirror: Mirror, table: str, **options: Any) -> Verdict:
+    [found] = verify(mirror, table, **options).tables
+    return found
+
+
+def damage(mirror: Mirror, table: str, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Write the target's table anew, changed behind the subscription's back."""
+    opened = mirror.delta(table)
+    write_deltalake(opened, change(opened.to_pyarrow_table()), mode="overwrite")
+
+
+def put(rows: pa.Table, column: str, where: str, key: Any, value: Any) -> pa.Table:
+    """The same rows, with another value in one place."""
+    place = rows.column_names.index(column)
+    values = [
+        value if mine == key else old
+        for mine, old in zip(rows[where].to_pylist(), rows[column].to_pylist(), strict=True)
+    ]
+    return rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))
+
+
+def test_without_a_run_it_goes_up_to_the_point_itself(mirror: Mirror) -> None:
+    mirror.run_once()
+    mirror.database.execute("UPDATE t SET note = 'new' WHERE id <= 10", "DELETE FROM t WHERE id > 1990")
+    before = Lsn.parse(mirror.database.value("SELECT pg_current_wal_insert_lsn()::text"))
+    proof = verify(mirror)
+    assert proof.equal
+    assert proof.lsn >= before, "what was committed before is compared"
+    assert {each.name: (each.source_rows, each.target_rows) for each in proof.tables} == {
+        "public.other": (300, 300),
+        "public.t": (1990, 1990),
+    }
+    mirror.assert_equal("t", "other")
+
+
+def test_tables_that_were_never_copied_are_copied_first(mirror: Mirror) -> None:
+    assert verify(mirror).equal
+    mirror.assert_equal("t", "other")
+
+
+def test_a_run_goes_on_while_it_is_compared_with(mirror: Mirror) -> None:
+    database = mirror.database
+    ended = threading.Event()
+
+    def write() -> None:
+        number = 10_000
+        with psycopg.connect(database.dsn, autocommit=True) as connection:
+            while not ended.is_set():
+                number += 1
+                connection.execute("INSERT INTO t (id, note) VALUES (%s, 'load')", [number])
+                connection.execute("UPDATE t SET ratio = -ratio WHERE id = 1 + %s %% 2000", [number])
+                connection.execute("UPDATE other SET day = day + 1 WHERE code = 'c' || 1 + %s %% 300", [number])
+
+    writer = threading.Thread(target=write)
+    with mirror.following():
+        mirror.becomes_equal("t", "other")
+        writer.start()
+        try:
+            proofs = [verify(mirror) for _ in range(4)]
+        finally:
+            ended.set()
+            writer.join()
+        mirror.becomes_equal("t", "other")
+    assert all(proof.equal for proof in proofs), proofs
+    counts = [proof.tables[1].source_rows for proof in proofs]
+    assert counts == sorted(set(counts)), "rows came in between: it was not the same point each time"
+    mirror.assert_equal("t", "other")
+
+
+def test_one_value_is_found_and_named(mirror: Mirror) -> None:
+    mirror.run_once()
+    damage(mirror, "t", lambda rows: put(rows, "price", "id", 77, pa.scalar(1).as_py()))
+    found = verdict(mirror, "t")
+    assert (found.missing, found.extra, found.different) == (0, 0, 1), found
+    [row] = found.examples
+    assert (row.what, row.key, row.columns, row.source, row.target) == (
+        "different",
+        {"id": "77"},
+        ("price",),
+        None,
+        None,
+    )
+    [row] = verdict(mirror, "t", show_values=True).examples
+    assert (row.source, row.target) == ({"price": "11.00"}, {"price": "1.00"})
+    assert verdict(mirror, "other").equal, "the other table is as it was"
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "column", "value"),
+    [
+        ("t", "id", "note", None),
+        ("t", "id", "note", ""),
+        ("t", "id", "ratio", -2.0),
+        ("t", "id", "tags", []),
+        ("t", "id", "tags", None),
+        ("other", "code", "body", b"\x00\xfe"),
+        ("other", "code", "doc", '{"a": 2}'),
+    ],
+)
+def test_any_other_value_is_another(mirror: Mirror, table: str, key: str, column: str, value: Any) -> None:
+    mirror.run_once()
+    name = 4 if key == "id" else "c4"
+    damage(mirror, table, lambda rows: put(rows, column, key, name, value))
+    found = verdict(mirror, table)
+    assert [(row.key, row.columns) for row in found.examples] == [({key: str(name)}, (column,))]
+
+
+def test_one_row_too_few_or_too_many_is_found_and_named(mirror: Mirror) -> None:
+    mirror.run_once()
+    damage(mirror, "t", lambda rows: rows.filter(pa.compute.not_equal(rows["id"], 500)))
+    found = verdict(mirror, "t")
+    assert (found.source_rows, found.target_rows, found.missing, found.extra, found.different) == (2000, 1999, 1, 0, 0)
+    assert [(row.what, row.key) for row in found.examples] == [("missing", {"id": "500"})]
+
+    def one_more(rows: pa.Table) -> pa.Table:
+        row = rows.filter(pa.compute.equal(rows["code"], "c5"))
+        return pa.concat_tables([rows, put(row, "code", "code", "c5", "c999")])
+
+    damage(mirror, "other", one_more)
+    found = verdict(mirror, "other")
+    assert (found.missing, found.extra, found.different) == (0, 1, 0)
+    assert [(row.what, row.key) for row in found.examples] == [("extra", {"code": "c999"})]
+
+
+def test_the_same_row_twice_is_found_and_named(mirror: Mirror) -> None:
+    mirror.run_once()
+    damage(mirror, "t", lambda rows: pa.concat_tables([rows, rows.slice(41, 1)]))
+    twice = str(mirror.delta("t").to_pyarrow_table()["id"][41].as_py())
+    found = verdict(mirror, "t")
+    assert (found.target_rows, found.missing, found.extra, found.different) == (2001, 0, 1, 0)
+    assert [(row.what, row.key) for row in found.examples] == [("extra", {"id": twice})]
+
+
+def test_when_everything_is_wrong_all_of_it_is_counted_and_some_named(mirror: Mirror) -> None:
+    mirror.run_once()
+    damage(mirror, "t", lambda rows: rows.set_column(1, rows.schema.field(1), pa.nulls(len(rows), pa.string())))
+    found = verdict(mirror, "t", examples=5)
+    assert (found.missing, found.extra, found.different) == (0, 0, 2000)
+    assert len(found.examples) == 5
+    assert {row.columns for row in found.examples} == {("note",)}
+
+
+def test_a_multiset_has_no_keys_but_is_compared_all_the_same(mirror: Mirror) -> None:
+    database = mirror.database
+    database.execute(
+        "CREATE TABLE bag (a int, b text)",
+        "ALTER TABLE bag REPLICA IDENTITY FULL",
+        "INSERT INTO bag SELECT i % 10, NULLIF(i % 3, 0)::text FROM generate_series(1, 100) i",
+    )
+    mirror.run_once()
+    database.execute(
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE a = 3)", "INSERT INTO bag VALUES (3)"
+    )
+    assert verdict(mirror, "bag").equal
+    damage(mirror, "bag", lambda rows: pa.concat_tables([rows.slice(1), rows.slice(5, 1), rows.slice(5, 1)]))
+    found = verdict(mirror, "bag", show_values=True)
+    assert (found.missing, found.extra, found.different) == (1, 2, 0)
+    assert all(row.key == {} and (row.source or row.target) for row in found.examples)
+
+
+@pytest.mark.since(15, "row filters and column lists")
+def test_only_what_is_published_is_compared(database_under_test: Database, tmp_path: Path) -> None:
+    database_under_test.execute(
+        "CREATE TABLE f (id int PRIMARY KEY, a int, hidden text)",
+        "INSERT INTO f SELECT i, i, 'h' FROM generate_series(1, 100) i",
+        "CREATE PUBLICATION pub FOR TABLE f (id, a) WHERE (id % 2 = 0)",
+    )
+    mirror = Mirror(database_under_test, tmp_path)
+    mirror.run_once()
+    database_under_test.execute("UPDATE f SET hidden = 'other', a = a + 1")
+    found = verdict(mirror, "f")
+    assert found.equal
+    assert found.source_rows == 50
+    mirror.assert_equal("f", columns="id, a", where="id % 2 = 0")
+
+
+def test_rejects_are_null_on_both_sides_and_must_be_recorded(mirror: Mirror) -> None:
+    database = mirror.database
+    database.execute(
+        "CREATE TABLE r (id int PRIMARY KEY, d date)",
+        "INSERT INTO r VALUES (1, 'infinity'), (2, '2026-01-01'), (3, '4713-01-01 BC')",
+    )
+    mirror.run_once()
+    database.execute("INSERT INTO r VALUES (4, '-infinity')")
+    assert verdict(mirror, "r").equal
+    rejects = DeltaTable(str(tmp_of(mirror) / "lake" / "_rejects.public" / "r"))
+    write_deltalake(rejects, rejects.to_pyarrow_table().slice(1), mode="overwrite")
+    found = verdict(mirror, "r")
+    assert not found.equal
+    assert (found.missing, found.extra, found.different, found.unrecorded_rejects) == (0, 0, 0, 1)
+
+
+def tmp_of(mirror: Mirror) -> Path:
+    return mirror.file.parent
+
+
+def test_a_sample_compares_the_same_part_of_both_sides(mirror: Mirror) -> None:
+    mirror.run_once()
+    proof = verify(mirror, sample=20)
+    assert proof.equal
+    for each in proof.tables:
+        whole = {"public.t": 2000, "public.other": 300}[each.name]
+        assert each.sample == 20
+        assert 0 < each.source_rows == each.target_rows < whole
+    damage(mirror, "t", lambda rows: rows.filter(pa.compute.not_equal(rows["id"], 500)))
+    seeds = [verdict(mirror, "t", sample=20, seed=seed) for seed in range(12)]
+    seen = [found for found in seeds if not found.equal]
+    assert seen, "one of twelve samples of a fifth has it, but for one chance in fourteen"
+    assert all([(row.what, row.key) for row in found.examples] == [("missing", {"id": "500"})] for found in seen)
+
+
+@pytest.mark.parametrize(
+    ("definition", "value"),
+    [
+        ("bigint", "i * 1000000007"),
+        ("numeric(12,3)", "i / 7.0"),
+        ("date", "'2020-01-01'::date + i"),
+        ("timestamp", "'2020-01-01'::timestamp + i * interval '1 hour'"),
+        ("timestamptz", "'2020-01-01'::timestamptz + i * interval '1.5 s'"),
+        ("uuid", "md5(i::text)::uuid"),
+        ("varchar(20)", "'Zä''' || i"),
+        ("boolean", "i = 1"),
+    ],
+)
+def test_keys_of_many_types_can_be_sampled(
+    database_under_test: Database, tmp_path: Path, definition: str, value: str
+) -> None:
+    rows = 2 if definition == "boolean" else 1000
+    database_under_test.execute(
+        f"CREATE TABLE k (id {definition} PRIMARY KEY, n int)",
+        f"INSERT INTO k SELECT {value}, i FROM generate_series(1, {rows}) i",
+        "CREATE PUBLICATION pub FOR TABLE k",
+    )
+    mirror = Mirror(database_under_test, tmp_path)
+    mirror.run_once()
+    found = verdict(mirror, "k", sample=30)
+    assert found.equal, found
+    if definition == "boolean":
+        assert (found.sample, found.source_rows) == (None, 2), "its order is not known, so it is compared as a whole"
+    else:
+        assert 100 < found.source_rows < 600
+    mirror.assert_equal("k")
+
+
+def test_a_table_that_cannot_be_compared_says_why_and_the_others_are(mirror: Mirror) -> None:
+    database = mirror.database
+    database.execute('CREATE TABLE bad ("A" int PRIMARY KEY, a int)')  # Delta does not tell them apart
+    proof = verify(mirror)
+    assert {each.name: each.equal for each in proof.tables} == {
+        "public.bad": False,
+        "public.other": True,
+        "public.t": True,
+    }
+    assert "capitals" in (proof.tables[0].error or "")
+
+
+def test_a_table_that_lost_a_column_in_the_target_is_different(mirror: Mirror) -> None:
+    mirror.run_once()
+    opened = mirror.delta("other")
+    write_deltalake(opened, opened.to_pyarrow_table().drop(["doc"]), mode="overwrite", schema_mode="overwrite")
+    found = verdict(mirror, "other")
+    assert not found.equal
+    assert "doc string" in (found.error or "")
+
+
+def test_the_command(mirror: Mirror) -> None:
+    mirror.run_once()
+    ended = walmere("verify", "-c", str(mirror.file), "--json")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["equal"] is True
+    assert Lsn.parse(report["lsn"])
+    keys = {"name", "equal", "source_rows", "target_rows", "missing", "extra", "different", "seconds"}
+    assert all(keys <= table.keys() for table in report["tables"])
+    damage(mirror, "t", lambda rows: put(rows, "note", "id", 42, "secret"))
+    ended = walmere("verify", "-c", str(mirror.file), "--table", "t")
+    assert ended.returncode == 1
+    assert "different (id=42) in note" in ended.stdout
+    assert "secret" not in ended.stdout + ended.stderr, "values are shown to who asks for them"
+    ended = walmere("verify", "-c", str(mirror.file), "--table", "public.t", "--show-values")
+    assert "note=secret" in ended.stdout
+    assert "note=note 42" in ended.stdout
+    ended = walmere("verify", "-c", str(mirror.file), "--table", "none")
+    assert ended.returncode == 2
+    assert "no published table is called none" in ended.stderr
