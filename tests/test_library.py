@@ -18,11 +18,11 @@ HEAVY = ("pyspark", "py4j", "pyarrow", "numpy", "psycopg", "psycopg2", "deltalak
 
 
 def import_in_a_new_process(statement: str) -> tuple[float, set[str]]:
-    """The seconds that it took, of several times the least, and the heavy packages that came with it."""
+    """The seconds of CPU that it took, of several times the least, and the heavy packages that came with it."""
     program = (
-        "import json, sys, time; began = time.perf_counter()\n"
+        "import json, sys, time; began = time.process_time()\n"
         f"{statement}\n"
-        "print(json.dumps([time.perf_counter() - began, list(sys.modules)]))"
+        "print(json.dumps([time.process_time() - began, list(sys.modules)]))"
     )
     seconds, modules = min(
         json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
@@ -65,7 +65,7 @@ def test_a_subscription_does_what_the_commands_do(database_under_test: Database,
     assert told
     database_under_test.execute("DELETE FROM t WHERE id > 50")
     assert shop.receive(once=True) >= shop.source_position() or not shop.running
-    assert [len(each.changes) for each in shop.transactions(table="t")] == [50]
+    assert [sum(1 for _ in each.changes) for each in shop.transactions(table="t")] == [50]
     assert [table["name"] for table in shop.status()["tables"]] == ["public.t"]
     assert shop.verify().equal
     assert [str(table) for table in shop.resync(["t"])] == ["public.t"]
