@@ -15,6 +15,7 @@ without waiting, and may be past the LSN when it is known; then it is tried agai
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -57,8 +58,9 @@ def consistent_point(
     source: Source, subscription: str, directory: Path, catch_up: Callable[[Lsn], None]
 ) -> Iterator[Point]:
     """A point that lasts as long as the context is open. `catch_up` runs the subscription up to an LSN."""
-    slot = snapshot.slot_name(subscription, os.getpid(), "verify")
     for attempt in range(_ATTEMPTS):
+        # never the same name: the server lets go of a temporary slot in its own time
+        slot = snapshot.slot_name(subscription, os.getpid(), f"verify_{secrets.token_hex(4)}")
         with (
             closing(Cut(directory, HOLD * 2**attempt)) as cut,
             snapshot.exported(source, slot) as made,
