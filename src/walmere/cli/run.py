@@ -76,10 +76,10 @@ def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     spark = session(config.subscription.name, config.spark.master, config.spark.settings, directory / "spark.log")
     tables = Tables(directory)
-    sink = DeltaSink(str(config.target.path))
+    sink = DeltaSink(str(config.target.path), keep_seconds=config.target.keep_seconds)
     gather = config.target.gather_partitions
     sync = TableSync(config.source, config.subscription.name, tables, sink, SparkTasks(spark), gather=gather)
-    apply = Apply(spark, directory, sink, tables)
+    apply = Apply(spark, directory, sink, tables, config.subscription.name)
     made = Launcher(config, file, tables, sync, apply)
     if tell is not None:
         made.on_poll = Progress(tables, apply, tell).poll
