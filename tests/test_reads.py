@@ -99,6 +99,10 @@ def test_what_is_not_applied_yet_is_never_answered_with_an_older_state(sink: Del
         lake.at("0/31")
     with pytest.raises(NotApplied, match="applied"):
         lake.at(at="2027-01-15T08:00:03.000001Z")
+    # the first one is of a time after which nothing was known to be committed; the next is behind it, by its clock
+    behind = [Entry(Lsn(1), None, {}, NOON + 10), Entry(Lsn(2), NOON + 5, {}, NOON + 11)]
+    with pytest.raises(NotApplied, match="LSN 0/2 of"):
+        publish(sink, *behind).at(at=points.moment(NOON + 8))
 
 
 def test_what_is_too_old_is_an_error_that_names_the_oldest(sink: DeltaSink) -> None:

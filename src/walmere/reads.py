@@ -113,7 +113,7 @@ class Lake:
         return [self._point(entry) for entry in list(there)[there.first_readable(points.now()) :]]
 
     def at(self, lsn: Lsn | str | None = None, *, at: str | datetime | None = None) -> Point:
-        """The newest point that is not after an LSN, or whose transactions all committed by a time.
+        """The newest point that is not after an LSN, or whose newest transaction had committed by a time.
 
         Raises PointGone if that is not kept any more, and NotApplied if it is not known yet what it will be: an LSN or
         a time behind the newest point is never answered with an older state. Without either, the newest point.
@@ -134,7 +134,7 @@ class Lake:
         if not len(there):
             raise LakeError(doing, "no point is published yet", "`walmere run` does it")
         oldest, known = there.first_readable(points.now()), values(there)
-        if limit > max(known):
+        if limit > known[-1]:
             hint = f"wait until it is applied, or read the newest point, {_told(there, len(there) - 1)}"
             raise NotApplied(doing, "what the source had then may not be applied yet", hint)
         place = points.newest(known, limit)

@@ -110,7 +110,7 @@ class Points:
 
     @property
     def times(self) -> list[int]:
-        """For each, the commit time of its newest transaction. Of a point before any: its own time, which is later."""
+        """Of each, when its newest transaction committed. Of one before any that is known: when it was made."""
         return [line.began if line.commit_time is None else line.commit_time for line in self._lines]
 
     def first_readable(self, time: int) -> int:
