@@ -58,7 +58,7 @@ master = "local[2]"
 """
         )
 
-    def set(self, section: str, **keys: str | bool) -> None:
+    def set(self, section: str, **keys: str | bool | float) -> None:
         """Add keys to a section of the configuration."""
         lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
         self.file.write_text(self.file.read_text().replace(f"[{section}]\n", f"[{section}]\n{lines}"))

@@ -4,7 +4,7 @@ The names below are imported when they are first used: `from walmere import pgou
 a database driver.
 """
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from walmere.errors import WalmereError
@@ -13,17 +13,19 @@ from walmere.lsn import Lsn
 if TYPE_CHECKING:
     from walmere import pgoutput
     from walmere.api import Subscription
+    from walmere.reads import Lake, Point, lake, read
 
-__all__ = ["Lsn", "Subscription", "WalmereError", "__version__", "pgoutput"]
+__all__ = ["Lake", "Lsn", "Point", "Subscription", "WalmereError", "__version__", "lake", "pgoutput", "read"]
 
 __version__ = "0.1.0"
 
-_LATER = {"Subscription": "walmere.api"}
+_LATER = {"Lake": "reads", "Point": "reads", "Subscription": "api", "lake": "reads", "read": "reads"}
+"""Where names are that need more than the standard library."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "pgoutput":
-        return importlib.import_module("walmere.pgoutput")
+        return import_module("walmere.pgoutput")
     if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'walmere' has no attribute {name!r}")
+        return getattr(import_module(f"walmere.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -104,6 +104,8 @@ class Target(_Section):
     """Have one table for a partitioned one whose partitions are published each under its own name."""
     messages: str | None = Field(default=None, pattern=r"^[^.]+\.[^.]+$")
     """Have a table of logical messages, under this name: schema.table."""
+    keep_seconds: Seconds = 3600.0
+    """How far back tables can be read: a version stays for so long after another has taken its place."""
 
     _paths = field_validator("path", mode="before")(_path)
 

@@ -14,6 +14,9 @@
     ├── SinkError
     │   ├── SinkConflict          others committed at the same time, again and again          (transient)
     │   └── SinkMismatch          what is at the target is not the table it should be
+    ├── LakeError                 a lake has not what was asked for
+    │   ├── PointGone             it is older than what is kept
+    │   └── NotApplied            it is newer than what is applied yet                     (transient)
     ├── NotMirrored               a table is set aside: it has what no target could hold, or cannot be told apart
     ├── InvalidTransition         a table's state machine was used wrongly: a bug of ours
     └── SourceError
@@ -111,6 +114,20 @@ class SinkConflict(SinkError):
 
 class SinkMismatch(SinkError):
     """What is at the target is not the table it should be, or does not hold the rows it should."""
+
+
+class LakeError(WalmereError):
+    """A lake has no such subscription, table or point, or cannot be read as asked."""
+
+
+class PointGone(LakeError):
+    """The LSN or time is older than the oldest point that can still be read."""
+
+
+class NotApplied(LakeError):
+    """The LSN or time is newer than what has been applied."""
+
+    transient = True
 
 
 class NotMirrored(WalmereError):

@@ -88,7 +88,7 @@ def sink(config: Config, file: Path) -> Sink:
     """The target."""
     if config.target is None:
         raise ConfigError(f"reading {file}", "there is no [target]", 'add [target] with kind = "delta" and path = "…"')
-    return DeltaSink(str(config.target.path))
+    return DeltaSink(str(config.target.path), keep_seconds=config.target.keep_seconds)
 
 
 def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
@@ -100,7 +100,7 @@ def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
     tables = Tables(directory)
     gather = config.target is not None and config.target.gather_partitions
     sync = TableSync(config.source, config.subscription.name, tables, target, SparkTasks(started), gather=gather)
-    apply = Apply(started, directory, target, tables)
+    apply = Apply(started, directory, target, tables, config.subscription.name)
     made = Launcher(config, file, tables, sync, apply)
     if tell is not None:
         made.on_poll = Progress(tables, apply, tell).poll

@@ -11,6 +11,9 @@ import pytest
 
 from walmere.sinks.base import Sink, TableName
 from walmere.sinks.delta import DeltaSink
+from walmere.sinks.history import History
+from walmere.sinks.points import Entry
+from walmere.sinks.published import read_latest
 
 
 @dataclass(frozen=True)
@@ -19,21 +22,35 @@ class Target:
 
     sink: Sink
     read: Callable[[TableName], pa.Table]
+    read_at: Callable[[TableName, int], pa.Table]
     again: Callable[[], Sink]  # the same sink, made anew as another process would
+    points: Callable[[str], list[Entry]]  # that a subscription has published
+    newest: Callable[[str], Entry | None]
     races: int = 25  # how often two attempts are made at once
 
 
 def delta(path: Path) -> Target:
-    sink = DeltaSink(str(path / "lake"))
-    return Target(sink, lambda table: sink.open(table).to_pyarrow_table(), lambda: DeltaSink(str(path / "lake")))
+    return _delta(str(path / "lake"))
 
 
 def delta_by_url(path: Path) -> Target:
     """The way object stores are reached, on a disk."""
     url = f"file://{path}/lake"
     (path / "lake").mkdir()
-    sink = DeltaSink(url)
-    return Target(sink, lambda table: sink.open(table).to_pyarrow_table(), lambda: DeltaSink(url), races=5)
+    return _delta(url, races=5)
+
+
+def _delta(location: str, **more: int) -> Target:
+    sink = DeltaSink(location)
+    return Target(
+        sink,
+        lambda table: sink.open(table).to_pyarrow_table(),
+        lambda table, version: sink.open(table, version).to_pyarrow_table(),
+        lambda: DeltaSink(location),
+        lambda name: list(History(sink.published(name)).entries()),
+        lambda name: read_latest(sink.published(name)),
+        **more,
+    )
 
 
 SINKS = {"delta": delta, "delta_by_url": delta_by_url}

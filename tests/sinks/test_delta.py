@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import os
 import pickle
-import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks.histories import Change, rows_of, typed
+from sinks.vectors import delete_rows
 from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.sinks import rewrite
 from walmere.sinks.base import OVERWRITE, Identity, Sink, StagedFile, TableName
 from walmere.sinks.delta import APP_ID, COMPACT_EVERY, DeltaSink, quote, unquote
 from walmere.sinks.parquet import ROW_GROUP_ROWS, row_groups
+from walmere.sinks.points import Entry
 from walmere.spark.fold import fold
 
 TABLE = TableName("public", "t")
@@ -285,7 +287,7 @@ def test_tidying_joins_small_files_and_deletes_those_long_out_of_use(sink: Delta
     on_disk = {path.name for path in Path(sink.location(TABLE)).glob("*.parquet")}
     assert len(on_disk) > 40, "somebody may still read them"
     [staged] = sink.stage(TABLE, rows(100).to_batches())
-    sink.vacuum(TABLE, keep_hours=0)
+    DeltaSink(sink.path, keep_seconds=0).vacuum(TABLE)
     on_disk = {path.name for path in Path(sink.location(TABLE)).glob("*.parquet")}
     assert on_disk == files(sink) | {staged.path}
     assert content(sink) == [(number, "x") for number in range(1, 41)]
@@ -361,36 +363,10 @@ def test_vacuum_takes_what_nobody_committed_and_nothing_else(sink: DeltaSink) ->
     assert content(sink) == [(1, "x"), (3, "x")]
 
 
-def z85(data: bytes) -> str:
-    """Deletion vectors are in Z85, which is base 85 by another alphabet."""
-    python = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-    theirs = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-    return base64.b85encode(data).translate(bytes.maketrans(python, theirs)).decode()
-
-
-def inline_vector(*deleted: int) -> dict[str, Any]:
-    """Spark's deletion vector, inside the log: one Roaring bitmap with one array container."""
-    bitmap = struct.pack("<IIHHI", 12346, 1, 0, len(deleted) - 1, 16) + struct.pack(f"<{len(deleted)}H", *deleted)
-    data = struct.pack("<IQI", 1681511377, 1, 0) + bitmap
-    data += bytes(-len(data) % 4)
-    return {"storageType": "i", "pathOrInlineDv": z85(data), "sizeInBytes": len(data), "cardinality": len(deleted)}
-
-
 def test_files_with_deletion_vectors_are_read_without_their_dead_rows(sink: DeltaSink) -> None:
     parts = begin(sink, rows(1, 2, 3, 4), rows(11, 12), rows(21, 22))
-    location = Path(sink.location(TABLE))
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
-    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
     first = parts[0]
-    common: dict[str, Any] = {"path": first.path, "size": first.size, "dataChange": True, "partitionValues": {}}
-    stats = json.loads(first.stats) | {"tightBounds": False}
-    actions = [
-        {"protocol": protocol | features},
-        {"remove": common | {"deletionTimestamp": 1, "extendedFileMetadata": True}},
-        {"add": common | {"modificationTime": 1, "stats": json.dumps(stats), "deletionVector": inline_vector(1, 2)}},
-    ]
-    version = sink.version(TABLE) + 1
-    (location / "_delta_log" / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    delete_rows(sink, TABLE, first, 1, 2)
     assert content(sink) == [(1, "x"), (4, "x"), (11, "x"), (12, "x"), (21, "x"), (22, "x")]
 
     do(sink, update(11))  # does not touch it: rewrites one file as ever
@@ -409,3 +385,62 @@ def test_a_partitioned_table_is_refused(sink: DeltaSink) -> None:
     write_deltalake(sink.location(TABLE), rows(1), partition_by=["id"])
     with pytest.raises(SinkMismatch, match="partitioned"):
         do(sink, update(1))
+
+
+def configuration(sink: DeltaSink) -> dict[str, str]:
+    return sink.open(TABLE).metadata().configuration
+
+
+def test_the_log_is_kept_for_longer_than_versions_can_be_read(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    assert configuration(sink) == {
+        "delta.checkpointInterval": "10",
+        "delta.logRetentionDuration": "interval 24 hours",
+        "delta.deletedFileRetentionDuration": "interval 6 hours",
+    }
+    longer = DeltaSink(sink.path, keep_seconds=7 * 86_400)
+    do(longer, update(1), lsn=200)
+    assert configuration(sink)["delta.logRetentionDuration"] == "interval 191 hours"
+    assert configuration(sink)["delta.deletedFileRetentionDuration"] == "interval 173 hours"
+    version = do(longer, update(1, "newer"), lsn=300)
+    assert version == 4, "created, copied, its properties, two batches: they are set once"
+    assert content(sink) == [(1, "newer")]
+
+
+def test_what_somebody_else_wants_kept_for_longer_stays_so(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    theirs = {"delta.logRetentionDuration": "interval 3 weeks", "delta.deletedFileRetentionDuration": "for ever"}
+    sink.open(TABLE).alter.set_table_properties(theirs, raise_if_not_exists=False)
+    do(DeltaSink(sink.path, keep_seconds=86_400), update(1))
+    assert configuration(sink).items() >= theirs.items()
+
+
+def test_a_version_outlives_a_log_that_is_cleaned_up(sink: DeltaSink) -> None:
+    """A table that rests for days, and changes: what it was a minute ago needs entries of the log from days ago."""
+    begin(sink, rows(1))
+    for number in range(11):
+        resting = do(sink, update(1, str(number)), lsn=200 + number)
+    log = Path(sink.location(TABLE), "_delta_log")
+    before = len(list(log.iterdir()))
+    for file in log.iterdir():
+        os.utime(file, (time.time() - 9 * 86_400,) * 2)
+    for number in range(25):
+        do(sink, update(1, "x"), lsn=300 + number)
+    assert len(list(log.glob("*.json"))) < before + 25, "it was cleaned up"
+    assert rows_of(pa.table(sink.open(TABLE, resting).scan())) == [(1, "10")]
+
+
+def test_the_schema_and_the_subscription_that_are_called_as_our_own_place_have_one_each(sink: DeltaSink) -> None:
+    table = TableName("_walmere", "shop")
+    sink.create(table, SCHEMA)
+    sink.publisher("shop", []).publish(Entry(Lsn(1), None, {str(table): 0}))
+    assert (sink.subscriptions(), sink.version(table)) == (["shop"], 0)
+    latest = json.loads(Path(sink.path, "_walmere/shop/latest.json").read_text())
+    assert (latest["lsn"], latest["commit_time"]) == ("0/1", None)
+    assert latest["tables"] == [{"schema": "_walmere", "name": "shop", "path": "~5Fwalmere/shop", "version": 0}]
+
+
+def test_a_lake_that_cannot_be_written_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "lake").write_text("a file")
+    with pytest.raises(SinkError, match="publishing"):
+        DeltaSink(str(tmp_path / "lake")).publisher("shop", [])

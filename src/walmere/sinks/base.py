@@ -22,6 +22,12 @@ What a sink promises:
 6. **Exact.** A table has the published columns, in order, all nullable, and no others. A value comes back as it went
    in. Where the source's columns change, a commit gives the table its new columns and its rows together.
 
+7. **Published.** Tables are committed one by one. Which of their versions belong together stands in the target itself,
+   where every reader finds it (Delta: `_walmere/<subscription>/`), and is replaced as a whole: a reader has one point
+   or another, never a mixture. A `publisher` has only points that the subscription's ledger has; after a crash it may
+   be one behind, until the next run begins. A published version can be read for `keep_seconds` after another has taken
+   its place, whatever is tidied up meanwhile.
+
 What a sink leaves behind: staged files that nobody committed. A task that dies, or loses, cannot know whether its
 files are in use, so it removes none. They are invisible and cost only space, until the target's own clean-up takes
 them (Delta: `VACUUM`, with `full=True` in `deltalake`). Its retention must be longer than the longest copy takes.
@@ -34,6 +40,7 @@ A sink object is small, holds no open handle, and pickles: it goes to the tasks 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +51,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from walmere.lsn import Lsn
+from walmere.sinks.points import Entry
 
 Mask: TypeAlias = NDArray[np.bool_]
 Run: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
@@ -55,6 +63,7 @@ def run_here(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
 
 
 _DEFAULT, _INDEX, _FULL, _NOTHING = "difn"
+_NAME: Final = re.compile(r'("(?:[^"]|"")*"|[^".]+)\.("(?:[^"]|"")*"|[^".]+)\Z')
 
 
 class TableName(NamedTuple):
@@ -66,6 +75,15 @@ class TableName(NamedTuple):
     def __str__(self) -> str:
         """For people, and yet no two tables have the same: where it could be mistaken, quoted as in SQL."""
         return ".".join('"' + part.replace('"', '""') + '"' if "." in part or '"' in part else part for part in self)
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """The inverse of str. Raises ValueError for anything else."""
+        match = _NAME.match(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not schema.table")
+        namespace, name = (part[1:-1].replace('""', '"') if part.startswith('"') else part for part in match.groups())
+        return cls(namespace, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +167,19 @@ APPEND: Final = Mode.APPEND
 OVERWRITE: Final = Mode.OVERWRITE
 
 
+class Publisher(Protocol):
+    """Tells readers which versions belong together. It lives as long as a run, and is the only one."""
+
+    def publish(self, point: Entry) -> None:
+        """From now on this point is the newest. It is durable when this returns."""
+
+
 class Sink(Protocol):
     """See the contract above. Every version returned is one in which the effect is visible."""
+
+    @property
+    def keep_seconds(self) -> float:
+        """How long a version can be read after another has taken its place."""
 
     def create(self, table: TableName, schema: pa.Schema) -> int:
         """Make an empty table of these columns, if there is none.
@@ -209,3 +238,9 @@ class Sink(Protocol):
 
     def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a piece, from within a task, with few of them in memory at a time; of these columns, or all."""
+
+    def publisher(self, subscription: str, points: Iterable[Entry]) -> Publisher:
+        """Begin to publish the points of a subscription, with these in place of what was published before.
+
+        If there are none, what was published before stays until there is one.
+        """

@@ -25,9 +25,10 @@ files into one, so that the next change of a single row rewrites the whole table
 rows (a multiset) nor fetch values from the row of another key (TOAST and a change of key) in the same commit.
 
 **Tidying.** Every new file of a few rows makes reading slower: with every sixteenth version, small files are made one.
-And every file that was replaced stays on the disk, for readers who have just begun. `vacuum` deletes those that have
-been out of use for an hour. It goes by what the log says was removed, and touches nothing that a running copy has
-staged.
+And every file that was replaced stays on the disk, for readers of older versions. `vacuum` deletes those that have
+been out of use for `keep_seconds`, in whole hours. It goes by what the log says was removed, and touches nothing that a
+running copy has staged. The log itself is kept for longer, by the table's own properties; a table that was made when
+less was wanted gets them with its next commit.
 
 Files with deletion vectors (Spark may leave some) are read as they should be. `deltalake` cannot remove such a file by
 name, so a batch that touches one rewrites the whole table, once.
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import time
@@ -53,7 +55,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, Run, Scan, StagedFile, TableName, run_here
+from walmere.sinks.history import KEEP_SECONDS
 from walmere.sinks.parquet import Directory, conform, write
+from walmere.sinks.points import Entry
+from walmere.sinks.published import PLACE, LakePublisher
 from walmere.sinks.rewrite import DataFile, Files, rewrite
 
 APP_ID: Final = "walmere"
@@ -62,13 +67,18 @@ PROPERTIES: Final[Mapping[str, str]] = {
     # Opening a table reads the log behind the last checkpoint, at 0.2 ms a commit: with 10, opening and committing
     # together take 20 ms, with deltalake's 100 they take 44 ms.
     "delta.checkpointInterval": "10",
+}
+_HOURS: Final[Mapping[str, tuple[int, int]]] = {
+    # Beyond what readers are promised; and what Delta does without the property.
     # The log's directory is listed whenever the table is opened, 1.5 ms per thousand entries, and a table may get a
     # commit every second.
-    "delta.logRetentionDuration": "interval 1 days",
+    "delta.logRetentionDuration": (23, 30 * 24),
     # Every removed file stays in every checkpoint for that long, and there may be some every second. Once it is in
     # none, `vacuum` does not know it any more.
-    "delta.deletedFileRetentionDuration": "interval 6 hours",
+    "delta.deletedFileRetentionDuration": (5, 7 * 24),
 }
+_INTERVAL: Final = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?\Z")
+_UNITS: Final = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1, "day": 24, "week": 7 * 24}
 
 FILE_SIZE: Final = 16 << 20
 """Bytes. One changed row rewrites one file, so files are smaller than for a table that is only read."""
@@ -78,12 +88,10 @@ SCAN_BYTES: Final = 32 << 20
 
 COMPACT_EVERY: Final = 16
 """Versions."""
-KEEP_HOURS: Final = 1
-"""How long a file that is out of use stays, for those who still read it."""
 
 _PLACE: Final = "walmere.place"
 _ATTEMPTS: Final = 10
-_ENCODED: Final = re.compile(r"[^A-Za-z0-9_.-]|^\.|^_(?=delta_log$)")
+_ENCODED: Final = re.compile(rf"[^A-Za-z0-9_.-]|^\.|^_(?=(?:delta_log|{PLACE[1:]})$)")
 
 
 def quote(name: str) -> str:
@@ -105,6 +113,7 @@ class DeltaSink:
     storage_options: Mapping[str, str] | None = None
     properties: Mapping[str, str] = field(default_factory=lambda: dict(PROPERTIES))
     file_size: int = FILE_SIZE
+    keep_seconds: float = KEEP_SECONDS
 
     def __post_init__(self) -> None:
         if "://" not in self.path:
@@ -116,7 +125,7 @@ class DeltaSink:
 
     def location(self, table: TableName) -> str:
         """The table's own directory."""
-        return "/".join([self.path.rstrip("/"), quote(table.namespace), quote(table.name)])
+        return f"{self.path.rstrip('/')}/{_path(table)}"
 
     def create(self, table: TableName, schema: pa.Schema) -> int:
         """Make an empty table of these columns, if there is none."""
@@ -131,7 +140,7 @@ class DeltaSink:
                     wanted,
                     mode="error",
                     name=str(table),
-                    configuration=dict(self.properties),
+                    configuration={**self._retention(), **self.properties},
                     storage_options=self._options(),
                     commit_properties=CommitProperties(max_commit_retries=0),  # or a loser would create it once more
                 )
@@ -152,7 +161,7 @@ class DeltaSink:
     ) -> list[StagedFile]:
         """Write rows from within a task. Nothing is visible until one place commits what all tasks have staged."""
         rows = (pa.Table.from_batches([batch]) for batch in batches)
-        return self._write(table, schema or _arrow_schema(self._open(table)), rows)
+        return self._write(table, schema or arrow_schema(self._open(table)), rows)
 
     def commit(
         self,
@@ -190,8 +199,8 @@ class DeltaSink:
                 raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
             self._directory(table).sync(f"_delta_log/{opened.version():020d}.json", "_delta_log")
             return opened.version()
-        restage = functools.partial(self._restage, table, _arrow_schema(opened), schema, tuple(values))
-        staged = [file for some in run(restage, _files(opened)[0]) for file in some]
+        restage = functools.partial(self._restage, table, arrow_schema(opened), schema, tuple(values))
+        staged = [file for some in run(restage, files_of(opened)[0]) for file in some]
         version = self._try_commit(table, opened, _Change(staged, (), OVERWRITE, schema), None)
         if version is None:
             raise SinkConflict(doing, "another program committed meanwhile")
@@ -224,7 +233,7 @@ class DeltaSink:
 
         def appended(opened: DeltaTable) -> _Change:
             if not staged:
-                staged.append(self._write(table, _arrow_schema(opened), [net.appends]))
+                staged.append(self._write(table, arrow_schema(opened), [net.appends]))
             return _Change(staged[0], (), mode)
 
         return self._commit(table, lsn, appended)
@@ -237,10 +246,28 @@ class DeltaSink:
             self.vacuum(table)
         return version
 
-    def vacuum(self, table: TableName, keep_hours: int = KEEP_HOURS) -> None:
-        """Delete files that have been out of use for so long."""
+    def vacuum(self, table: TableName) -> None:
+        """Delete files that have been out of use for long enough."""
         with contextlib.suppress(DeltaError):  # another attempt is at it
-            self._open(table).vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
+            self._open(table).vacuum(self._keep_hours, dry_run=False, enforce_retention_duration=False)
+
+    @property
+    def _keep_hours(self) -> int:
+        """As `deltalake` wants it: in whole ones, so rather more."""
+        return math.ceil(self.keep_seconds / 3600)
+
+    def _retention(self) -> dict[str, str]:
+        return {name: f"interval {self._keep_hours + more} hours" for name, (more, _) in _HOURS.items()}
+
+    def _keep(self, table: TableName, opened: DeltaTable) -> None:
+        """Have the log of a table kept for as long as it is to be now. What is kept for longer already stays so."""
+        there = opened.metadata().configuration
+        wanted = self._retention()
+        short = {name: wanted[name] for name in wanted if _hours(name, there.get(name)) < _hours(name, wanted[name])}
+        if short:
+            with contextlib.suppress(DeltaError):  # somebody else committed: so will the caller find
+                opened.alter.set_table_properties(short)
+                self._directory(table).sync(f"_delta_log/{opened.version():020d}.json", "_delta_log")
 
     def compact(self, table: TableName, least: int = COMPACT_EVERY // 2) -> int | None:
         """Make large files of small ones, if there are at least so many. The rows stay, and so does the LSN.
@@ -249,10 +276,10 @@ class DeltaSink:
         Old versions keep their files until a vacuum.
         """
         opened = self._open(table)
-        small = [file for file in _files(opened)[0] if file.size < self.file_size // 2 and file.deleted is None]
+        small = [file for file in files_of(opened)[0] if file.size < self.file_size // 2 and file.deleted is None]
         if len(small) < least:
             return None
-        schema, directory = _arrow_schema(opened), self._directory(table)
+        schema, directory = arrow_schema(opened), self._directory(table)
         rows = (part for file in small for part in file.tables(directory, schema))
         return self._try_commit(table, opened, _Change(self._write(table, schema, rows), small), None)
 
@@ -274,8 +301,8 @@ class DeltaSink:
     def scan(self, table: TableName, version: int, at_least: int = 1) -> Scan:
         """All rows of a version, in at least so many pieces if they are large enough."""
         opened = self.open(table, version)
-        schema = _arrow_schema(opened)
-        files, actions = _files(opened)
+        schema = arrow_schema(opened)
+        files, actions = files_of(opened)
         size = min(SCAN_BYTES, sum(file.size for file in files) // at_least)
         pieces: list[list[DataFile]] = []
         room = 0
@@ -300,10 +327,25 @@ class DeltaSink:
 
     def open(self, table: TableName, version: int | None = None) -> DeltaTable:
         """The table, for reading: as it is now, or as it was at a version."""
-        opened = self._open(table)
-        if version is not None:
-            opened.load_as_version(version)
-        return opened
+        return self._open(table, version)
+
+    def publisher(self, subscription: str, points: Iterable[Entry]) -> LakePublisher:
+        """Begin to publish the points of a subscription, with these in place of what was published before."""
+        publisher = LakePublisher(self.published(subscription), subscription, _path, self.keep_seconds)
+        publisher.begin(points)
+        return publisher
+
+    def published(self, subscription: str) -> Directory:
+        """Where the lake has the points of a subscription."""
+        return Directory(self.path, self.storage_options).below(f"{PLACE}/{quote(subscription)}")
+
+    def subscriptions(self) -> list[str]:
+        """Which subscriptions have published something."""
+        try:
+            lake = Directory(self.path, self.storage_options)
+        except TableNotFoundError:
+            return []
+        return [unquote(name) for name in lake.directories(PLACE)]
 
     def _options(self) -> dict[str, str] | None:
         return None if self.storage_options is None else dict(self.storage_options)
@@ -311,9 +353,9 @@ class DeltaSink:
     def _directory(self, table: TableName) -> Directory:
         return Directory(self.location(table), self.storage_options)
 
-    def _find(self, table: TableName) -> DeltaTable | None:
+    def _find(self, table: TableName, version: int | None = None) -> DeltaTable | None:
         try:
-            opened = DeltaTable(self.location(table), storage_options=self._options())
+            opened = DeltaTable(self.location(table), version, storage_options=self._options())
         except TableNotFoundError:
             return None
         name = opened.metadata().name
@@ -325,8 +367,8 @@ class DeltaSink:
             )
         return opened
 
-    def _open(self, table: TableName) -> DeltaTable:
-        opened = self._find(table)
+    def _open(self, table: TableName, version: int | None = None) -> DeltaTable:
+        opened = self._find(table, version)
         if opened is None:
             raise SinkMismatch(
                 f"opening the Delta table {table}",
@@ -343,8 +385,8 @@ class DeltaSink:
             raise SinkMismatch(
                 f"applying changes to {table}", "the Delta table is partitioned", "make it anew, without"
             )
-        files, bounds = _files(opened)
-        old = Files(self._directory(table), _arrow_schema(opened), files, bounds, self.file_size)
+        files, bounds = files_of(opened)
+        old = Files(self._directory(table), arrow_schema(opened), files, bounds, self.file_size)
         new = rewrite(old, net, identity)
         return _Change(new.added, (), OVERWRITE) if new.everything else _Change(new.added, new.removed)
 
@@ -356,6 +398,7 @@ class DeltaSink:
             there = opened.transaction_version(self.app_id)
             if there is not None and there >= lsn:
                 return opened.version()
+            self._keep(table, opened)
             version = self._try_commit(table, opened, change(opened), lsn)
             if version is not None:
                 return version
@@ -394,6 +437,19 @@ class DeltaSink:
         return version
 
 
+def _path(table: TableName) -> str:
+    """Of a table, below the lake's."""
+    return f"{quote(table.namespace)}/{quote(table.name)}"
+
+
+def _hours(name: str, interval: str | None) -> float:
+    """What a property comes to; one that is written in a way of its own is nobody's but its writer's."""
+    if interval is None:
+        return _HOURS[name][1]
+    found = _INTERVAL.match(interval)
+    return math.inf if found is None else int(found[1]) * _UNITS[found[2]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     table: TableName
@@ -430,11 +486,12 @@ def _delta_schema(schema: pa.Schema) -> Schema:
     return Schema.from_arrow(pa.schema(fields))
 
 
-def _arrow_schema(opened: DeltaTable) -> pa.Schema:
+def arrow_schema(opened: DeltaTable) -> pa.Schema:
+    """The columns of the version that is open."""
     return pa.schema(opened.schema().to_arrow())
 
 
-def _files(opened: DeltaTable) -> tuple[list[DataFile], pa.Table]:
+def files_of(opened: DeltaTable) -> tuple[list[DataFile], pa.Table]:
     """The files of the version that is open, and the bounds of their columns."""
     actions = pa.table(opened.get_add_actions(flatten=False))
     deleted: dict[str, Any] = {}

@@ -11,6 +11,7 @@ which Spark holds to be the greatest value of all.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import uuid
@@ -42,7 +43,7 @@ _GREATEST: Final = "\U0010ffff"
 
 
 class Directory:
-    """Where the files of one table are: a local path, or a URL for whatever object store `deltalake` knows."""
+    """Where files are, such as those of a table: a local path, or a URL for whatever object store `deltalake` knows."""
 
     def __init__(self, location: str, options: Mapping[str, str] | None = None) -> None:
         self.location = location
@@ -53,12 +54,60 @@ class Directory:
             handler: Any = DeltaStorageHandler(location, None if options is None else dict(options))
             self.filesystem = pafs.PyFileSystem(handler)
 
+    def below(self, name: str) -> Directory:
+        """One in this one, that need not be there yet."""
+        directory = copy.copy(self)
+        directory.location = f"{self.location.rstrip('/')}/{name}"
+        directory.filesystem = pafs.SubTreeFileSystem(name, self.filesystem)
+        return directory
+
     def sync(self, *names: str) -> None:
         """Make files, by their names below the directory, and the names themselves durable. A name may be empty."""
         if not self.local:
             return  # an object is durable, or it is not there
         for name in names:
             _fsync(os.path.join(self.location, name))  # noqa: PTH118
+
+    def read(self, name: str) -> bytes | None:
+        """A small file, as it is now; None if there is none."""
+        try:
+            with self.filesystem.open_input_file(name) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Put a small file in its place, whole: whoever reads, also after a crash, has the old one or the new one."""
+        written = f"{name}.tmp" if self.local else name  # an object comes into being as a whole
+        # the buffer holds it all: deltalake's streams take what comes out of one, but not what goes around it
+        with self.filesystem.open_output_stream(written, buffer_size=len(content) + 1) as stream:
+            stream.write(content)
+        if self.local:
+            self.sync(written)
+            self.filesystem.move(written, name)
+            self.sync("")
+
+    def append(self, name: str, content: bytes) -> None:
+        """Add to a small file that is there. What was there before stays whole; an object is written anew."""
+        if not self.local:
+            self.replace(name, (self.read(name) or b"") + content)
+            return
+        with open(os.path.join(self.location, name), "ab") as file:  # noqa: PTH118, PTH123
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def make(self) -> None:
+        """Make the directory, durably, and those above it that are not there."""
+        if self.local and not os.path.isdir(self.location):  # noqa: PTH112
+            Directory(os.path.dirname(self.location)).make()  # noqa: PTH120
+            os.makedirs(self.location, exist_ok=True)  # noqa: PTH103
+            self.sync("..")
+
+    def directories(self, name: str) -> list[str]:
+        """The names of the directories in one of this directory's own; none if there is no such."""
+        found = self.filesystem.get_file_info(pafs.FileSelector(name, allow_not_found=True))
+        return sorted(each.base_name for each in found if each.type is pafs.FileType.Directory)
 
 
 def _fsync(path: str) -> None:

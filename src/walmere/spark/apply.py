@@ -30,7 +30,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from walmere.errors import NotMirrored, SinkMismatch, TypeMismatch, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.sinks.base import Sink, StagedFile, TableName
+from walmere.sinks.base import Publisher, Sink, StagedFile, TableName
+from walmere.sinks.points import now
 from walmere.spark import changes, messages
 from walmere.spark.batches import ApplyJob, Batch
 from walmere.spark.changes import Stretch
@@ -181,23 +182,29 @@ def _moved(known: TableState, result: Applied | None, end_lsn: Lsn) -> TableStat
 class Apply:
     """The query, and what is recorded after each of its batches."""
 
-    def __init__(self, spark: SparkSession, directory: Path, sink: Sink, tables: Tables) -> None:
+    def __init__(self, spark: SparkSession, directory: Path, sink: Sink, tables: Tables, subscription: str) -> None:
         self._spark = spark
         self._directory = directory
         self._sink = sink
         self._tables = tables
-        self._ledger = Ledger(directory)
+        self._subscription = subscription
+        self._ledger = Ledger(directory, sink.keep_seconds)
+        self._publisher: Publisher | None = None
         self._origins = Origins(directory)
         if self._origins.applied() is None:
             self._origins.advance("target", INVALID_LSN)  # from now on the log is kept for us
         last = self._ledger.last()
         self._versions: dict[str, int] = {}  # not the ledger's: a batch may be in the tables and not in there
+        self._furthest = INVALID_LSN  # that a table was found at when it was looked at
+        self._began = 0
         self.applied: Lsn = last.lsn if last is not None else INVALID_LSN
         self.error: WalmereError | None = None
         self.on_batch: Callable[[list[Applied]], None] = lambda _: None
 
     def start(self) -> StreamingQuery:
         """Start the query; it goes on until stopped."""
+        # not before: until now somebody else may have been running
+        self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
         self._spark.dataSource.register(ReferenceSource)
         stream = (
             self._spark.readStream.format(SOURCE)
@@ -229,11 +236,13 @@ class Apply:
             elif each.oid in made or each.phase is Phase.FINISHED_COPY or each.name not in self._versions:
                 try:
                     self._versions[each.name] = self._sink.version(each.table)
+                    self._furthest = max(self._furthest, self._sink.applied(each.table) or INVALID_LSN)
                 except SinkMismatch as error:
                     lost[each.oid] = str(error)
         return lost
 
     def _batch(self, references: DataFrame, _: int) -> None:
+        self._began = now()
         try:
             rows = references.mapInArrow(_apply, "result binary").collect()
         except Exception as error:
@@ -264,9 +273,12 @@ class Apply:
             if each.error is not None:
                 _log.warning("table %s is set aside, to be copied again: %s", each.name, each.error)
         moved = [each for each in changed if each.follows and each.oid not in lost]
-        if all(each.applied_lsn <= batch.end_lsn for each in moved):  # a copy in front has more than the others
+        # a copy in front has more than the others; so may a table after a crash, if batches do not end where they did
+        if max([self._furthest, *(each.applied_lsn for each in moved)]) <= batch.end_lsn:
             versions = {each.name: self._versions[each.name] for each in moved}
-            self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions))
+            entry = self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions, self._began))
+            if self._publisher is not None:
+                self._publisher.publish(entry)
         self._keep_log(batch.end_lsn)
         self.applied = batch.end_lsn
         self.on_batch(applied)

@@ -1,59 +1,25 @@
-"""The ledger: for each applied batch its end, its newest commit, and the version of every table it changed.
+"""The ledger: for each applied batch its end, its newest commit, and the versions of tables that belong together.
 
-Tables are committed one by one, so their newest versions need not belong together. The ledger says which do: everything
-before an entry's LSN is in its versions, in all tables, and nothing after. A batch is entered when all its tables are
-committed; one that was entered twice after a crash says the same twice.
+A batch is entered when all its tables are committed; one that was entered twice after a crash says the same twice. What
+the lines look like, and how long they stay: `walmere.sinks.points`. The sink publishes the same in the target, for its
+readers. This one is in the subscription's own directory: a restart relies on it, and on nothing in the target.
+
+The running subscription is the only one to write it. Others read it meanwhile, also from other processes.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from walmere.lsn import Lsn
+from walmere.sinks.history import KEEP_SECONDS, History
+from walmere.sinks.parquet import Directory
+from walmere.sinks.points import Entry
+
+__all__ = ["Entry", "Ledger"]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A point at which all tables are consistent."""
+class Ledger(History):
+    """A file of entries. Whoever appends first becomes its writer, and is to be the only one."""
 
-    lsn: Lsn
-    commit_time: int | None  # microseconds of Unix time, of the newest transaction
-    versions: Mapping[str, int]  # of every table of the subscription that has been copied
-
-
-class Ledger:
-    """An append-only file of entries."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "ledger.jsonl"
-        if self._path.exists() and not (content := self._path.read_bytes()).endswith(b"\n"):
-            os.truncate(self._path, content.rfind(b"\n") + 1)  # torn by a crash; its batch is applied again
-
-    def append(self, entry: Entry) -> None:
-        """Enter a batch, durably."""
-        line = json.dumps({"lsn": str(entry.lsn), "commit_time": entry.commit_time, "versions": dict(entry.versions)})
-        with self._path.open("a") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def entries(self) -> Iterator[Entry]:
-        """All entries, oldest first."""
-        if self._path.exists():
-            for line in self._path.read_text().splitlines():
-                content = json.loads(line)
-                yield Entry(Lsn.parse(content["lsn"]), content["commit_time"], content["versions"])
-
-    def at(self, lsn: Lsn) -> Entry | None:
-        """The entry of exactly this LSN."""
-        return next((entry for entry in self.entries() if entry.lsn == lsn), None)
-
-    def last(self) -> Entry | None:
-        """The newest entry."""
-        newest = deque(self.entries(), maxlen=1)
-        return newest[0] if newest else None
+    def __init__(self, directory: Path, keep_seconds: float = KEEP_SECONDS) -> None:
+        super().__init__(Directory(str(directory)), keep_seconds)

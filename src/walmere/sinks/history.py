@@ -1,0 +1,100 @@
+"""A file of points that grows, for as long as they can be read. There is one writer, and any number of readers.
+
+In a subscription's directory it is the ledger, in a lake what readers see of it. The writer reads it once, and appends.
+Every now and then it writes the file anew, without the points that cannot be read any more, and puts it in the old
+one's place: a reader has one or the other. Readers change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from walmere.lsn import Lsn
+from walmere.sinks import points
+from walmere.sinks.parquet import Directory
+from walmere.sinks.points import Entry, Points
+
+NAME: Final = "ledger.jsonl"
+KEEP_SECONDS: Final = 3600.0
+TRIM: Final = 1000
+"""Points that nobody can read any more: so many are worth a new file, if they are half of the old one."""
+
+
+class History:
+    """See above."""
+
+    def __init__(self, directory: Directory, keep_seconds: float = KEEP_SECONDS) -> None:
+        self._directory = directory
+        self._keep_seconds = keep_seconds
+        self._began: list[int] | None = None  # of every point in the file; None: we are not its writer
+        self._last: Entry | None = None
+
+    def points(self) -> Points:
+        """All points, as the file has them now."""
+        content = self._directory.read(NAME)
+        if not content:
+            return Points([], self._keep_seconds, torn=False)
+        return points.parse(content, f"{self._directory.location}/{NAME}")
+
+    def entries(self) -> Iterator[Entry]:
+        """All points, oldest first."""
+        return iter(self.points())
+
+    def last(self) -> Entry | None:
+        """The newest point."""
+        if self._began is not None:
+            return self._last
+        there = self.points()
+        return there[len(there) - 1] if len(there) else None
+
+    def at(self, lsn: Lsn) -> Entry | None:
+        """The point of exactly this LSN; of several, the newest: tables that were copied have joined the others."""
+        there = self.points()
+        place = points.newest(there.lsns, lsn)
+        return there[place] if place >= 0 and there.lsns[place] == lsn else None
+
+    def open(self) -> list[Entry]:
+        """Become the writer: mend what a crash has left, and forget what cannot be read any more. Returns the rest."""
+        there = self.points()
+        gone = there.first_readable(points.now())
+        kept = list(there)[gone:]
+        # a longer time to keep is kept to from now on, and brings back nothing
+        if gone or there.torn or (kept and there.keep_seconds != self._keep_seconds):
+            self._write(kept)
+        self._took(kept)
+        return kept
+
+    def begin(self, entries: Iterable[Entry]) -> None:
+        """Become the writer, with these points instead of those in the file. If there are none, they stay for now."""
+        known = list(entries)
+        if known:
+            self._write(known)
+        self._took(known)
+
+    def append(self, entry: Entry) -> Entry:
+        """Add a point, durably. Returns it as written: where nothing was committed, with the commit time before."""
+        if self._began is None:
+            self.open()
+        began, self._began = self._began or [], None  # if this fails, the next one has to mend it
+        if self._last is None:
+            self._write([entry])
+        else:
+            if entry.commit_time is None:
+                entry = replace(entry, commit_time=self._last.commit_time)
+            self._directory.append(NAME, points.render(entry, self._last))
+        began.append(entry.began)
+        gone = points.expired(began, points.now(), self._keep_seconds)
+        if gone >= TRIM and 2 * gone >= len(began):
+            self._write(list(self.entries())[gone:])
+            del began[:gone]
+        self._began, self._last = began, entry
+        return entry
+
+    def _took(self, entries: list[Entry]) -> None:
+        self._began = [entry.began for entry in entries]
+        self._last = entries[-1] if entries else None
+
+    def _write(self, entries: Iterable[Entry]) -> None:
+        self._directory.replace(NAME, points.render_all(entries, self._keep_seconds))
