@@ -48,7 +48,7 @@ def write_config(config: Config, path: Path, **source: str) -> Path:
 
 def walmere(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(_command(arguments), capture_output=True, text=True, timeout=60, check=False, env=env)
+    return subprocess.run(_command(arguments), capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ from walmere.subscription.tables import Tables
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from walmere.reads import Lake
     from walmere.subscription.launcher import Launcher
     from walmere.verify.proof import Options, Proof, Verdict
 
@@ -173,6 +174,12 @@ class Subscription:
         from walmere.running import verify
 
         return verify(self, tables, options, progress, verdict)
+
+    def lake(self) -> Lake:
+        """Its tables, to be read as of one LSN. Raises ConfigError if it has no target."""
+        from walmere.reads import configured
+
+        return configured(self.file)
 
     def session(self) -> SparkSession:
         """The Spark that `run` and `verify` work with: started, or found running in this process."""

@@ -55,8 +55,8 @@ def read(
     as of the same point, take the point: `lake(…).at(…)`.
     """
     path = os.fspath(lake_or_config)
-    configured = path.endswith(".toml") or Path(path).is_file()
-    return (_configured(Path(path)) if configured else lake(path)).at(lsn, at=at).dataframe(spark, table)
+    by_file = path.endswith(".toml") or Path(path).is_file()
+    return (configured(Path(path)) if by_file else lake(path)).at(lsn, at=at).dataframe(spark, table)
 
 
 def lake(
@@ -81,7 +81,8 @@ def lake(
     return Lake(sink, subscription or there[0])
 
 
-def _configured(file: Path) -> Lake:
+def configured(file: Path) -> Lake:
+    """The lake of a configuration."""
     loaded = config.load(file)
     if loaded.target is None:
         raise ConfigError(f"reading {file}", "there is no [target]", "only a subscription with one has a lake")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from walmere.config import Config
-from walmere.errors import AccessRefused, ConfigError, NotMirrored, SinkMismatch, TypeMismatch
+from walmere.errors import ConfigError, WalmereError
+from walmere.lsn import Lsn
 from walmere.sinks.base import Sink
 from walmere.sinks.delta import DeltaSink
 from walmere.spark.apply import Applied, Apply
@@ -119,8 +121,8 @@ def verify(
     target = sink(config, subscription.file)
     _settle(subscription)
     wanted = requests.find(Tables(directory), names) if names else None
-    point = consistent_point(config.source, config.subscription.name, directory, subscription.run)
-    with point as at:
+    catch_up = functools.partial(_run, subscription)
+    with consistent_point(config.source, config.subscription.name, directory, catch_up) as at:
         started = spark(config)
         prover = Prover(
             config.source,
@@ -137,6 +139,15 @@ def verify(
         return prover.prove(chosen, gather=config.target is not None and config.target.gather_partitions)
 
 
+def _run(subscription: Subscription, until: Lsn) -> None:
+    """Up to there. That a table cannot be mirrored is no reason not to compare the others."""
+    try:
+        subscription.run(until)
+    except WalmereError:
+        if not any(each.error is not None for each in Tables(subscription.directory)):
+            raise
+
+
 def _settle(subscription: Subscription) -> None:
     """Wait until every table is copied; but for those that were refused: the proof will say so."""
     while True:
@@ -145,7 +156,6 @@ def _settle(subscription: Subscription) -> None:
         if tables and not waiting:
             return
         if not subscription.running:
-            with contextlib.suppress(NotMirrored, SinkMismatch, TypeMismatch, AccessRefused):  # of single tables
-                subscription.run(once=True)
+            _run(subscription, subscription.source_position())
             return
         time.sleep(_POLL)

@@ -253,7 +253,7 @@ def test_a_sample_compares_the_same_part_of_both_sides(mirror: Mirror) -> None:
 
 def test_keys_of_many_types_can_be_sampled(database_under_test: Database, tmp_path: Path) -> None:
     keys = {
-        "bigint": "i * 1000000007",
+        "bigint": "i * 1000000007::bigint",
         "numeric(12,3)": "i / 7.0",
         "date": "'2020-01-01'::date + i",
         "timestamp": "'2020-01-01'::timestamp + i * interval '1 hour'",

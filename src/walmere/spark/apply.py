@@ -216,6 +216,16 @@ class Apply:
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
         return writer.option("checkpointLocation", str(self._directory / "checkpoint")).start()
 
+    def enter_copies(self) -> None:
+        """Without a query: enter into the ledger that the tables stand at one LSN, all of them just copied."""
+        following = [each for each in self._tables if each.follows]
+        positions = {each.applied_lsn for each in following}
+        if len(positions) == 1 and min(positions) > self.applied:
+            versions = {each.name: self._sink.version(each.table) for each in following}
+            self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
+            self._publisher.publish(self._ledger.append(Entry(min(positions), None, versions, now())))
+            self.applied = min(positions)
+
     def _keep_log(self, applied: Lsn) -> None:
         """Retention may have what no table needs any more. A copy whose snapshot is still to come holds the line."""
         needed = state.needed_from(self._tables, applied)

@@ -64,6 +64,9 @@ class ApplyWorker(Protocol):
     def start(self) -> Any:
         """Start the query."""
 
+    def enter_copies(self) -> None:
+        """Without a query: enter into the ledger that the tables stand at one LSN, all of them just copied."""
+
 
 class ReceiverProcess:
     """`walmere receive` as a child.
@@ -77,15 +80,18 @@ class ReceiverProcess:
         self._log = config.subscription.directory / "receiver.log"
         self._pids = config.subscription.directory / "receiver.pids"
         self._command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
-        self._command += ["--until", str(until)] if until is not None else []
+        self.until = until
+        """None: until it is ended. May be moved on: more was wanted than at first."""
         self._ended_at: float | None = None
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._end_orphan()
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._runs_until = self.until
+        command = [*self._command, *(["--until", str(self.until)] if self.until is not None else [])]
         with self._log.open("wb") as log:
-            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._pids.write_text(f"{process.pid} {os.getpid()}")
         return process
 
@@ -115,6 +121,8 @@ class ReceiverProcess:
 
     def check(self) -> None:
         """Raise what ended it, if it did not end well."""
+        if self._process.poll() == 0 and self._runs_until != self.until:
+            self._process = self._start()
         if self._process.poll() in (None, 0):
             return
         now = time.monotonic()
@@ -234,7 +242,11 @@ class Launcher:
         self._stopping.set()
 
     def run(self, until: Lsn | None = None) -> None:
-        """Copy what is not copied yet, then follow; until stopped, or until everything before the LSN is applied."""
+        """Copy what is not copied yet, then follow; until stopped, or until everything before the LSN is applied.
+
+        Tables that are copied meanwhile have what their snapshots saw, which may be more. Then it goes on until the
+        others have that, too: a run leaves all tables at one point.
+        """
         directory = self._config.subscription.directory
         try:
             lock = Lock(directory / "run")
@@ -262,14 +274,16 @@ class Launcher:
                 self._sync.follow_messages(self._messages(), made.header.start_lsn)
             copies = Copies(self._sync, self._tables, copying, looking, once=until is not None)
             query: Query | None = None
+            end = until
             try:
-                while not self._stopping.is_set() and not (copies.done() and self._applied(until, query, copies)):
+                while not self._stopping.is_set() and not (copies.done() and self._applied(end, query, copies)):
+                    process.until = end = self._end(until)
                     process.check()
                     requests.take(self._config.subscription.directory, self._tables)
                     copies.poll()
                     if query is not None:
                         self._check(query)
-                    elif self._has_something_to_apply(until, copies):
+                    elif self._has_something_to_apply(end, copies):
                         query = self.apply.start()
                     self.on_poll()
                     time.sleep(_POLL)
@@ -279,6 +293,8 @@ class Launcher:
                 while copies.cancel():  # again: one may have been between two things that can be cancelled
                     self._sync.stop()
                     time.sleep(_POLL)
+            if query is None and not self._stopping.is_set():
+                self.apply.enter_copies()
             if copies.failed and until is not None:
                 raise next(iter(copies.failed.values()))
 
@@ -307,6 +323,12 @@ class Launcher:
         if done.done():
             with contextlib.suppress(SourceUnavailable, ChangeLogInUse, SlotInUse):
                 done.result()
+
+    def _end(self, until: Lsn | None) -> Lsn | None:
+        """How far to go: to where the first of the tables are."""
+        if until is None:
+            return None
+        return max([until, *(position for table in self._tables if (position := table.position) is not None)])
 
     def _has_something_to_apply(self, until: Lsn | None, copies: Copies) -> bool:
         """A table that was just copied has all there was before its snapshot; and the query's start takes seconds."""
