@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,6 @@ from walmere.demo.server import LOGICAL, Server, binaries
 
 BINARIES = binaries(sorted((Path(__file__).parents[1] / ".servers").glob("*/bin")))  # scripts/matrix.py fills it
 VERSIONS = sorted({version for version in BINARIES if version in (15, 18)}, reverse=True)
-_numbers = itertools.count(1)
 _servers: dict[int, Server] = {}
 
 # a shell starts what it has in the background with SIGINT ignored, and children of ours would inherit that
@@ -128,7 +127,8 @@ class Database:
 
     def __init__(self, server: Server, options: str = "") -> None:
         self.server = server
-        self.name = f"t{next(_numbers)}"
+        # no counter: pytest has this module under a name of its own, and tests that import it have another one
+        self.name = f"t{secrets.token_hex(4)}"
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             # copying files is faster than the default of 15 and later, which writes all pages to the WAL
             strategy = " STRATEGY file_copy" if admin.info.server_version >= 150_000 else ""
@@ -142,6 +142,14 @@ class Database:
     @property
     def slot(self) -> str:
         return f"walmere_{self.name}"
+
+    @property
+    def major(self) -> int:
+        return self.connection.info.server_version // 10_000
+
+    def narrowed(self, clause: str) -> str:
+        """A column list or a row filter if the server has such: for a test that is about more than that."""
+        return clause if self.major >= 15 else ""
 
     def execute(self, *statements: str) -> None:
         for statement in statements:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -19,7 +20,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import eventually, running, walmere
 from walmere.cli import main
-from walmere.errors import SinkError
+from walmere.errors import SinkError, WalmereError
 from walmere.lsn import Lsn
 from walmere.subscription.ledger import Ledger
 from walmere.subscription.state import Phase
@@ -424,6 +425,37 @@ def test_a_run_that_is_told_to_end_does_not_wait_for_its_copies(database18: Data
     assert ended
     mirror.run_once()
     mirror.assert_equal("followed", "waiting")
+
+
+class TooSlow:
+    """A query as Spark leaves it if the Python process of its source was not there within ten seconds."""
+
+    def stop(self) -> None:
+        pass
+
+    def exception(self) -> Exception:
+        return RuntimeError("Python worker failed to connect back.")
+
+
+def test_a_query_that_spark_had_no_patience_with_is_started_again(database18: Database, tmp_path: Path) -> None:
+    database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror = Mirror(database18, tmp_path)
+    mirror.run_once()
+    database18.execute("INSERT INTO t VALUES (1)")
+    launcher = mirror.launcher()
+    starts = [launcher.apply.start, TooSlow, TooSlow]
+
+    def start() -> Any:
+        return starts.pop()()
+
+    launcher.apply.start = start  # type: ignore[method-assign]
+    launcher.run(insert_position(database18))
+    mirror.assert_equal("t")
+    database18.execute("INSERT INTO t VALUES (2)")
+    launcher = mirror.launcher()
+    launcher.apply.start = TooSlow  # type: ignore[method-assign]
+    with pytest.raises(WalmereError, match="failed to connect back"):
+        launcher.run(insert_position(database18))
 
 
 def test_a_receiver_that_outlived_its_launcher_does_not_keep_the_next_one_from_running(

@@ -120,6 +120,16 @@ def test_large_nested_and_empty_transactions_come_whole_or_not_at_all(database18
     assert [mirror.delta(table).version() for table in ("accounts", "entries")] == versions, "nothing was to be done"
 
 
+MERGE = """
+    MERGE INTO stock USING (VALUES ('item1', 5), ('item2', -2), ('item3', 0), ('new', 7)) AS v (item, change)
+    ON stock.item = v.item
+    WHEN MATCHED AND change < 0 THEN DELETE
+    WHEN MATCHED AND change > 0 THEN UPDATE SET amount = amount + change
+    WHEN MATCHED THEN DO NOTHING
+    WHEN NOT MATCHED THEN INSERT VALUES (v.item, change)
+"""
+
+
 def test_every_statement_that_writes_is_mirrored(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(
@@ -149,14 +159,7 @@ def test_every_statement_that_writes_is_mirrored(database18: Database, tmp_path:
         for number in range(3000):
             copy.write_row((number, "tab\tand\nline\\" + str(number), None if number % 2 else ""))
     database.execute(
-        """
-        MERGE INTO stock USING (VALUES ('item1', 5), ('item2', -2), ('item3', 0), ('new', 7)) AS v (item, change)
-        ON stock.item = v.item
-        WHEN MATCHED AND change < 0 THEN DELETE
-        WHEN MATCHED AND change > 0 THEN UPDATE SET amount = amount + change
-        WHEN MATCHED THEN DO NOTHING
-        WHEN NOT MATCHED THEN INSERT VALUES (v.item, change)
-        """,
+        *([MERGE] if database.major >= 15 else []),
         "INSERT INTO stock VALUES ('item4', 100), ('upserted', 1) ON CONFLICT (item) DO UPDATE"
         " SET amount = stock.amount + excluded.amount",
         "INSERT INTO stock VALUES ('item4', 0), ('item5', 0), ('inserted', 2) ON CONFLICT DO NOTHING",
@@ -234,8 +237,7 @@ def test_a_running_subscription_is_streamed_to_in_parallel_mode_where_the_server
         query = "SELECT query FROM pg_stat_activity JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = %s"
         eventually(lambda: "START_REPLICATION" in str(database.rows(query, database.slot)))
         asked = database.value(query, database.slot)
-        version = database.connection.info.server_version
-        protocol, streaming = ("4", "parallel") if version >= 160_000 else ("3", "on")
+        protocol, streaming = {14: ("2", "on"), 15: ("3", "on")}.get(database.major, ("4", "parallel"))
         assert f"\"proto_version\" '{protocol}'" in asked
         assert f"\"streaming\" '{streaming}'" in asked
         with psycopg.connect(database.dsn) as first, psycopg.connect(database.dsn) as second:
@@ -296,6 +298,7 @@ def prepared(mirror: Mirror) -> set[str]:
 EVERY = {"small commit", "large commit", "small rollback", "large rollback"}
 
 
+@pytest.mark.since(15, "two-phase commits in pgoutput")
 def test_prepared_transactions_count_from_commit_prepared_whichever_run_sees_it(
     database18: Database, tmp_path: Path
 ) -> None:
@@ -333,6 +336,7 @@ def test_prepared_transactions_count_from_commit_prepared_whichever_run_sees_it(
 
 
 @pytest.mark.long
+@pytest.mark.since(15, "two-phase commits in pgoutput")
 def test_prepared_transactions_outlive_a_restart_of_the_server(private_server: Server, tmp_path: Path) -> None:
     database = Database(private_server)
     create_streamed(database)

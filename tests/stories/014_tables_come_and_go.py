@@ -162,6 +162,7 @@ def test_what_cannot_be_copied_again_is_said_and_nothing_is_asked(database18: Da
     mirror.assert_equal("t", schema="a")
 
 
+@pytest.mark.since(15, "row filters, nor column lists")
 def test_a_row_filter_that_changes_is_a_new_copy(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(

@@ -71,12 +71,12 @@ BY_COPY = {
 
 
 def published(database: Database, table: str) -> list[str]:
-    return [
-        name
-        for (name,) in database.rows(
-            "SELECT unnest(attnames)::text FROM pg_publication_tables WHERE tablename = %s AND pubname = 'pub'", table
-        )
-    ]
+    """The columns of a table that is published without more ado: none that is generated."""
+    query = (
+        "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped"
+        " AND attgenerated = '' ORDER BY attnum"
+    )
+    return [name for (name,) in database.rows(query, table)]
 
 
 def assert_equal(mirror: Mirror, *tables: str) -> None:
@@ -217,8 +217,8 @@ def test_what_looks_the_same_in_the_stream_and_is_not(database18: Database, tmp_
         "CREATE TABLE low PARTITION OF middle FOR VALUES FROM (0) TO (100)",
         "INSERT INTO middle VALUES (1, 'b')",
         "INSERT INTO root VALUES (1, 'a')",
-        "CREATE PUBLICATION pub FOR TABLE dropped_and_added, other_values, listed (id, v), boxed, emptied, unharmed,"
-        " root WITH (publish_via_partition_root)",
+        f"CREATE PUBLICATION pub FOR TABLE dropped_and_added, other_values, listed{database.narrowed(' (id, v)')},"
+        " boxed, emptied, unharmed, root WITH (publish_via_partition_root)",
         "CREATE PUBLICATION part FOR TABLE published_in_part WITH (publish = 'insert')",
     )
     mirror = Mirror(database, tmp_path, "pub", "part")
@@ -245,7 +245,8 @@ def test_what_looks_the_same_in_the_stream_and_is_not(database18: Database, tmp_
     mirror.assert_equal(*tables, "root")
     again = {name for name, lsn in snapshots(mirror).items() if lsn != before[name]}
     assert "unharmed" not in again
-    assert again >= {"dropped_and_added", "other_values", "listed", "boxed", "root", "published_in_part"}
+    assert again >= {"dropped_and_added", "other_values", "boxed", "root", "published_in_part"}
+    assert ("listed" in again) == (database.major >= 15), "a column that was added is a copy only if a list hid it"
     # what comes back between two looks
     database.execute(
         "ALTER TABLE root DETACH PARTITION leaf",

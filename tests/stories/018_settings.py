@@ -36,19 +36,20 @@ def encoded(server18: Server, request: pytest.FixtureRequest) -> Iterator[Databa
 
 def test_names_and_values_come_through_from_a_database_of_another_encoding(encoded: Database, tmp_path: Path) -> None:
     database = encoded
+    passing = "\"Schlüssel\" <> 'ß13'"
     database.execute(
         'CREATE SCHEMA "été"',
         "CREATE TYPE größe AS ENUM ('groß', 'klein')",
         'CREATE TABLE "été"."Bücher & Co" ("Schlüssel" text PRIMARY KEY, "Größe" größe, "ÿ" text[], "Maß" jsonb)',
         "INSERT INTO \"été\".\"Bücher & Co\" SELECT 'ß' || i, 'groß', ARRAY['é', NULL, ''], '{\"ä\": \"ö\"}'"
         " FROM generate_series(1, 20) i",
-        'CREATE PUBLICATION "publié" FOR TABLE "été"."Bücher & Co" WHERE ("Schlüssel" <> \'ß13\')',
+        'CREATE PUBLICATION "publié" FOR TABLE "été"."Bücher & Co"' + database.narrowed(f" WHERE ({passing})"),
     )
     if database.value("SHOW server_encoding") == "SQL_ASCII":  # which is none: whatever bytes there are
         database.execute("""INSERT INTO "été"."Bücher & Co" VALUES ('日本 😀', 'klein', '{😀}', '"😀"')""")
     mirror = Mirror(database, tmp_path, "publié")
     mirror.run_once()
-    published = {"columns": '"Schlüssel", "Größe", "ÿ", "Maß"::text', "where": "\"Schlüssel\" <> 'ß13'"}
+    published = {"columns": '"Schlüssel", "Größe", "ÿ", "Maß"::text', "where": database.narrowed(passing) or "true"}
     mirror.assert_equal("Bücher & Co", schema="été", **published)
     database.execute(
         'UPDATE "été"."Bücher & Co" SET "ÿ" = ARRAY[\'½ Å\'] WHERE "Schlüssel" > \'ß5\'',
@@ -115,7 +116,7 @@ def test_values_look_the_same_whatever_role_and_database_have_set(
     for number in (1, 2):
         database.connection.execute(insert, [number, *values])
     database.execute(
-        r"CREATE PUBLICATION pub FOR TABLE shadow.t WHERE (s <> E'other\\slash')",
+        "CREATE PUBLICATION pub FOR TABLE shadow.t" + database.narrowed(r" WHERE (s <> E'other\\slash')"),
         "ALTER TABLE shadow.t REPLICA IDENTITY FULL",
         f'GRANT USAGE ON SCHEMA shadow TO "{role}"',
         f'GRANT SELECT ON shadow.t TO "{role}"',
@@ -146,13 +147,14 @@ def test_values_look_the_same_whatever_role_and_database_have_set(
     assert len(copied) == 1
 
 
-TIMEOUTS = (
-    "statement_timeout",
-    "lock_timeout",
-    "idle_in_transaction_session_timeout",
-    "idle_session_timeout",
-    "transaction_timeout",
-)
+TIMEOUTS = {
+    "statement_timeout": 14,
+    "lock_timeout": 14,
+    "idle_in_transaction_session_timeout": 14,
+    "idle_session_timeout": 14,
+    "transaction_timeout": 17,
+}
+"""And the first of our versions that has it."""
 
 
 def test_no_timeout_that_is_meant_for_people_ends_a_session(database18: Database, role: str, tmp_path: Path) -> None:
@@ -162,7 +164,11 @@ def test_no_timeout_that_is_meant_for_people_ends_a_session(database18: Database
         "INSERT INTO t SELECT generate_series(1, 1000)",
         f'GRANT SELECT ON t TO "{role}"',
         "CREATE PUBLICATION pub FOR TABLE t",
-        *(f"ALTER ROLE \"{role}\" SET {timeout} = '1s'" for timeout in TIMEOUTS),
+        *(
+            f"ALTER ROLE \"{role}\" SET {timeout} = '1s'"
+            for timeout, since in TIMEOUTS.items()
+            if since <= database.major
+        ),
     )
     mirror = Mirror(database, tmp_path, user=role)
     waiting = (
@@ -199,11 +205,11 @@ def test_a_role_needs_replication_and_select_on_what_is_published_and_nothing_el
             f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 100) i"
             for table in ("private.t", "columns", "filtered", "root")
         ),
-        "CREATE PUBLICATION pub FOR TABLE private.t, columns (id, shown), filtered WHERE (id > 10), root"
-        " WITH (publish_via_partition_root)",
+        f"CREATE PUBLICATION pub FOR TABLE private.t, columns{database.narrowed(' (id, shown)')},"
+        f" filtered{database.narrowed(' WHERE (id > 10)')}, root WITH (publish_via_partition_root)",
         f'GRANT USAGE ON SCHEMA private TO "{role}"',
         f'GRANT SELECT ON private.t, filtered, root TO "{role}"',
-        f'GRANT SELECT (id, shown) ON columns TO "{role}"',
+        f'GRANT SELECT{database.narrowed(" (id, shown)")} ON columns TO "{role}"',
         f"REVOKE ALL ON DATABASE {database.name} FROM PUBLIC",
         f'GRANT CONNECT ON DATABASE {database.name} TO "{role}"',
         "REVOKE ALL ON SCHEMA public FROM PUBLIC",
@@ -212,7 +218,7 @@ def test_a_role_needs_replication_and_select_on_what_is_published_and_nothing_el
     mirror = Mirror(database, tmp_path, user=role)
     assert [finding for finding in check(mirror.config.source) if finding.level is Level.PROBLEM] == []
     mirror.run_once()
-    assert [table.rows_copied for table in mirror.tables()] == [100, 100, 90, 100]
+    assert [table.rows_copied for table in mirror.tables()] == [100, 100, 90 if database.major >= 15 else 100, 100]
     for table in ("private.t", "columns", "filtered", "root"):
         database.execute(
             f"UPDATE {table} SET id = id + 1000 WHERE id % 10 = 0", f"DELETE FROM {table} WHERE id % 10 = 1"
@@ -220,8 +226,8 @@ def test_a_role_needs_replication_and_select_on_what_is_published_and_nothing_el
     mirror.run_once()
     mirror.assert_equal("root")
     mirror.assert_equal("t", schema="private")
-    mirror.assert_equal("columns", columns="id, shown")
-    mirror.assert_equal("filtered", where="id > 10")
+    mirror.assert_equal("columns", columns=database.narrowed("id, shown") or "*")
+    mirror.assert_equal("filtered", where=database.narrowed("id > 10") or "true")
 
 
 def told(mirror: Mirror) -> str:

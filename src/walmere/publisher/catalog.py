@@ -64,12 +64,12 @@ def published_tables(
     `gather`: partitions that are published each under its own name are given as the one table they are parts of.
     `only`: one of them, without looking at all the others' columns.
     """
-    # PostgreSQL 14 has neither column lists nor row filters nor schemas in publications, and no columns for them
-    lists = connection.info.server_version >= 150_000
+    # PostgreSQL 14 has neither row filters nor schemas in publications, and no columns for them
+    filters = connection.info.server_version >= 150_000
     schemas = "(SELECT oid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = n.oid)"
     rows = connection.execute(
         "WITH published AS (SELECT c.oid, t.schemaname, t.tablename,"  # noqa: S608
-        f" {'max(t.attnames)' if lists else 'NULL'}, {'array_agg(DISTINCT t.rowfilter)' if lists else 'NULL'},"
+        f" max({attnames(connection)}), {'array_agg(DISTINCT t.rowfilter)' if filters else 'NULL'},"
         " ARRAY(SELECT relid::oid::int8 FROM pg_catalog.pg_partition_tree(c.oid)"
         "       WHERE c.relkind = 'p' AND isleaf AND relid <> c.oid ORDER BY 1),"
         " NOT (bool_or(pubupdate) AND bool_or(pubdelete) AND bool_or(pubtruncate)),"
@@ -77,7 +77,7 @@ def published_tables(
         "  (SELECT string_agg(r.oid::text, ' ' ORDER BY r.oid) FROM pg_catalog.pg_publication_rel r"
         "   WHERE prpubid = p.oid AND (prrelid = c.oid"
         "    OR prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))),"
-        f" {schemas if lists else 'NULL'}), ', ' ORDER BY pubname)"
+        f" {schemas if filters else 'NULL'}), ', ' ORDER BY pubname)"
         " FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)"
         " JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname"
         " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename"
@@ -93,19 +93,34 @@ def published_tables(
             oid,
             schema,
             name,
-            tuple(attnames or ()),
-            any_of(filters or [None]),
+            tuple(columns or ()),
+            any_of(row_filters or [None]),
             tuple((leaf, since.get(leaf, 0)) for leaf in leaves),
             partial,
             how,
             Layout(),
         )
-        for oid, schema, name, attnames, filters, leaves, partial, how in rows
+        for oid, schema, name, columns, row_filters, leaves, partial, how in rows
     ]
     found = _gathered(connection, found, since) if gather else found
     found = [table for table in found if only in (None, table.oid)]
     layouts = _layouts(connection, [table.oid for table in found])
     return [replace(table, layout=layouts.get(table.oid, Layout())) for table in found]
+
+
+def attnames(connection: Connection) -> str:
+    """The columns that are published, as SQL: of a row t of pg_publication_tables, whose table is c of pg_class.
+
+    PostgreSQL 14 does not say; it has no column lists. 15 names generated columns among them, but never sends them.
+    """
+    major = connection.info.server_version // 10_000
+    listed = {14: "true", 15: "attname = ANY(t.attnames)"}.get(major)
+    if listed is None:
+        return "t.attnames"
+    return (
+        "(SELECT array_agg(attname ORDER BY attnum) FROM pg_catalog.pg_attribute"  # noqa: S608
+        f" WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '' AND {listed})"
+    )
 
 
 def _partitions(connection: Connection) -> dict[int, int]:

@@ -34,6 +34,7 @@ from walmere.config import PREFIX, Source
 from walmere.errors import AccessRefused, NotConfigured, SlotLost, SlotUnsuitable, SourceError
 from walmere.publisher import slot as slots
 from walmere.publisher.capabilities import NEWEST_TESTED, OLDEST
+from walmere.publisher.catalog import attnames
 from walmere.publisher.connect import Connection, capabilities, connect, describe, shown, speaking
 from walmere.publisher.stream import identify_system
 
@@ -529,11 +530,8 @@ def _room(connection: Connection, setting: str, used: int, need: int, where: str
 
 
 def _published(connection: Connection) -> str:
-    # PostgreSQL 14 publishes all columns, and its view does not name them
-    names = "SELECT array_agg(attname) FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped"
-    columns = "t.attnames" if connection.info.server_version >= 150_000 else f"({names})"
     return f"""
-        SELECT c.oid AS relid, c.oid::regclass::text AS name, {columns} AS columns,
+        SELECT c.oid AS relid, c.oid::regclass::text AS name, {attnames(connection)} AS columns,
                p.pubupdate OR p.pubdelete AS needs_identity
         FROM pg_publication_tables t JOIN pg_publication p USING (pubname)
         JOIN pg_namespace n ON n.nspname = t.schemaname

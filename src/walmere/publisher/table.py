@@ -97,8 +97,8 @@ def describe(connection: Connection, publications: tuple[str, ...], oid: int, ga
             " coalesce(a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]), false)"
             " FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(%s)"
             " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
-            " AND (a.attname = ANY(%s) OR (%s AND a.attgenerated = '')) ORDER BY a.attnum",
-            [oid, oid, list(published.columns), not published.columns],
+            " AND a.attname = ANY(%s) ORDER BY a.attnum",
+            [oid, oid, list(published.columns)],
         )
     )
     _require_every_row(connection, f"looking at table {schema}.{name}", oid)

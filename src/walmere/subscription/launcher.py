@@ -41,6 +41,9 @@ LONGEST: Final = 300.0
 """Seconds until one that was refused again and again is begun anew."""
 REFRESH: Final = 5.0
 """Seconds after which the publications are looked at again, for tables that came or went."""
+STARTS: Final = 5
+"""Times that the query is started if Spark's patience with its Python process ends before that is up."""
+_SLOW: Final = "Python worker failed to connect back"
 _POLL: Final = 0.05
 _PATIENCE: Final = 30.0
 
@@ -235,6 +238,7 @@ class Launcher:
         self._sync = sync
         self.apply = apply
         self._stopping = threading.Event()
+        self._starts = 0
         self.on_poll: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
@@ -282,8 +286,9 @@ class Launcher:
                     requests.take(self._config.subscription.directory, self._tables)
                     copies.poll()
                     if query is not None:
-                        self._check(query)
+                        query = self._checked(query)
                     elif self._has_something_to_apply(end, copies):
+                        self._starts += 1
                         query = self.apply.start()
                     self.on_poll()
                     time.sleep(_POLL)
@@ -341,7 +346,16 @@ class Launcher:
         tables = [each for each in self._tables if each.published and each.oid not in copies.failed]
         return all(each.follows and each.applied_lsn >= until for each in tables) and bool(tables or query is not None)
 
-    def _check(self, query: Query) -> None:
-        """Raise what ended the query, if something did."""
-        if (ended := query.exception()) is not None:
-            raise self.apply.error or WalmereError("applying changes", str(ended).strip() or repr(ended))
+    def _checked(self, query: Query) -> Query | None:
+        """Raise what ended the query, if something did. None: it is to be started again.
+
+        Spark gives the process that runs the query's source ten seconds to come up, which is no setting. On a machine
+        that has too much to do it may take longer, and nothing has happened yet.
+        """
+        if (ended := query.exception()) is None:
+            return query
+        said = str(ended).strip() or repr(ended)
+        if self.apply.error is None and _SLOW in said and self._starts < STARTS:
+            _log.warning("starting to apply changes took too long for Spark; once more")
+            return None
+        raise self.apply.error or WalmereError("applying changes", said)
