@@ -1,8 +1,8 @@
 """The proof of a table of five million rows, beside two COPYs of it to /dev/null; and the memory that it takes.
 
-Ours is `Subscription.verify` in a Spark session that is warm: the run up to the point, the snapshot, both sides, all of
-it. Memory is what all processes of ours have together, sampled while they work (proportional set size, so that what
-they share is counted once).
+Ours is `Subscription.verify` in a Spark session that is warm, beside a `walmere run` in a process of its own: the
+snapshot, the wait for a batch to end there, both sides, all of it. Memory is that of a `walmere verify` with all its
+processes, the JVM among them, sampled while they work (proportional set size: what they share is counted once).
 
 Run as `python -m bench.verify [--server 15] [--rounds 3] [--small]`, or with all others by `make bench`.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import subprocess
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -28,32 +28,21 @@ from walmere.api import Subscription
 MEMORY = 1 << 30
 
 
-class Memory:
-    """The most that this process and all its descendants had at once, but for the server's."""
-
-    def __init__(self, without: set[int]) -> None:
-        self.peak = 0
-        self._without = without
-        self._ended = threading.Event()
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._watch)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.2):
-            total = 0
-            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+def measured(command: list[str]) -> Run:
+    """Run a command, and see what it and all its descendants have at once."""
+    began = time.perf_counter()
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL)
+    peak = 0
+    while process.poll() is None:
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            for each in [process, *process.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):
-                    if process.pid not in self._without and process.name() != "postgres":
-                        total += process.memory_full_info().pss
-            self.peak = max(self.peak, total)
+                    total += each.memory_full_info().pss
+        peak = max(peak, total)
+        time.sleep(0.1)
+    assert process.returncode == 0
+    return Run(time.perf_counter() - began, 0, peak)
 
 
 def main() -> None:
@@ -69,7 +58,6 @@ def main() -> None:
         source(arguments.server) as made,
         tempfile.TemporaryDirectory(prefix="walmere-bench-") as directory,
     ):
-        others = {process.pid for process in psutil.Process().children(recursive=True)}
         print(f"making {rows:,} rows …")
         made.sql.execute(CREATE)
         made.sql.execute(FILL.format(rows=rows).encode())
@@ -78,8 +66,11 @@ def main() -> None:
         report.facts["spark_start_seconds"], report.facts["warm_up_seconds"] = warm(made, Path(directory))
         ours = Ours(made, Path(directory) / "ours", "b")
         ours.run("b", made.end())
-        subscription = Subscription(scratch_config(made.server, ours.directory, "b", "b"))
-        memory = Memory(others)
+        file = scratch_config(made.server, ours.directory, "b", "b")
+        following = subprocess.Popen([sys.executable, "-m", "walmere", "run", "-c", str(file)])
+        subscription = Subscription(file)
+        while not subscription.running:
+            time.sleep(0.1)
         compared: list[float] = []
 
         def verify() -> Run:
@@ -90,14 +81,19 @@ def main() -> None:
             compared.extend(each.seconds for each in proof.tables)
             return Run(time.perf_counter() - began, 0, 0)
 
-        verify(), made.two_copies("b")  # once untimed
-        compared.clear()
-        with memory.watched():
+        try:
+            verify(), made.two_copies("b")  # once untimed
+            compared.clear()
             report.ratio(
                 f"verify of {rows:,} rows", 3, "two COPYs", lambda: made.two_copies("b"), verify, arguments.rounds
             )
+            alone = measured([sys.executable, "-m", "walmere", "verify", "-c", str(file)])
+        finally:
+            following.terminate()
+            following.wait()
         report.facts["comparing_seconds"] = compared
-        report.value("memory of all processes", f"{memory.peak >> 20} MB", "≤ 1 GB", memory.peak <= MEMORY)
+        report.facts["command_seconds"] = round(alone.seconds, 2)
+        report.value("memory of all processes", f"{alone.peak_bytes >> 20} MB", "≤ 1 GB", alone.peak_bytes <= MEMORY)
     report.finish()
 
 
