@@ -41,8 +41,8 @@ lint: $(READY)   ## ruff and mypy
 
 bench: $(READY)  ## every benchmark, side by side with the limit tools: half an hour
 	@scripts/java
-	$(BIN)/python -m bench.receive; a=$$?; $(BIN)/python -m bench.snapshot; b=$$?; $(BIN)/python -m bench.stream \
-	    && exit $$((a + b))
+	$(BIN)/python -m bench.receive; a=$$?; $(BIN)/python -m bench.snapshot; b=$$?; $(BIN)/python -m bench.changes; c=$$?; \
+	    $(BIN)/python -m bench.stream && exit $$((a + b + c))
 
 bench-receive: $(READY)  ## receiving, side by side with pg_recvlogical
 	$(BIN)/python -m bench.receive
