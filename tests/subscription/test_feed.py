@@ -1,4 +1,4 @@
-"""A query that receives by itself: where it keeps its log, and what it says of bad options."""
+"""A query that receives by itself: beside others, instead of them, and what it says when it cannot."""
 
 from __future__ import annotations
 
@@ -11,15 +11,8 @@ from processes import Background, eventually
 from walmere.changelog.manifest import Manifest, summarise
 from walmere.errors import ConfigError, PublicationMissing
 from walmere.publisher.catalog import insert_position
-from walmere.subscription.feed import Feed, Publisher, state_directory
+from walmere.subscription.feed import Feed, Publisher
 from walmere.subscription.origin import Origins
-
-
-def test_its_state_is_where_state_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert state_directory("s") == tmp_path / "walmere" / "s"
-    monkeypatch.delenv("XDG_STATE_HOME")
-    assert state_directory("s") == Path.home() / ".local/state/walmere/s"
 
 
 def test_what_is_wrong_with_an_option_is_said_without_the_secret() -> None:

@@ -19,7 +19,7 @@ from walmere.pgoutput.columns import KEY
 from walmere.pgoutput.messages import Relation
 from walmere.spark.rows import CHANGE, OF_CHANGE, REJECTS, Decoded, Rejected, of_change
 from walmere.types import PgType
-from walmere.types.base import Codec, Mask
+from walmere.types.base import Codec, Mask, without
 from walmere.types.codec import codec
 from walmere.types.jsontext import joined, json_text
 
@@ -96,7 +96,7 @@ class _Objects:
             self._member(place, "_before.", self._rows.old[place].text, None if column.is_key else self._key_only)
             for place, column in enumerate(self._columns)
         ]
-        return self._decoded.spread(pc.if_else(pa.array(none), _NOTHING, _object(members, len(none))))
+        return self._decoded.spread(without(_object(members, len(none)), none))
 
     def rejects(self) -> pa.Array:
         """What neither could hold."""
@@ -109,10 +109,7 @@ class _Objects:
         name = self._columns[place].name
         value = self._rejected.keep(prefix + name, text, json_text(self._codecs[place], text))
         made = joined(f",{json.dumps(name, ensure_ascii=False)}:", value)
-        return made if absent is None or not absent.any() else pc.if_else(pa.array(absent), _NOTHING, made)
-
-
-_NOTHING: Final = pa.scalar(None, pa.string())
+        return made if absent is None or not absent.any() else without(made, absent)
 
 
 def _object(members: Sequence[pa.Array], count: int) -> pa.Array:

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -38,7 +39,15 @@ from pyspark.sql.types import StructType
 
 from walmere.changelog.manifest import Manifest
 from walmere.changelog.writer import Lock
-from walmere.errors import ChangeLogDamaged, ChangeLogError, ChangeLogInUse, ConfigError, TypeMismatch, UnknownType
+from walmere.errors import (
+    ChangeLogDamaged,
+    ChangeLogError,
+    ChangeLogInUse,
+    ConfigError,
+    PublicationMissing,
+    TypeMismatch,
+    UnknownType,
+)
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.messages import Relation
 from walmere.pgoutput.relation import RelationVersion
@@ -46,12 +55,14 @@ from walmere.spark.jsonrows import JsonRows
 from walmere.spark.options import EARLIEST, Options, parse
 from walmere.spark.rows import Column, Format, ReadJob, removed
 from walmere.spark.tablerows import TableRows
-from walmere.subscription.feed import Feed, Publisher, require_published, state_directory
 from walmere.subscription.origin import Origins
 from walmere.subscription.plan import BlockRef, Blocks, Plan, Planner
 from walmere.subscription.tables import Tables
 from walmere.types import PgType
 from walmere.types.codec import codec
+
+if TYPE_CHECKING:
+    from walmere.subscription.feed import Feed, Publisher
 
 _log = logging.getLogger(__name__)
 
@@ -185,10 +196,19 @@ class _Log:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.directory: Path = options.directory or state_directory(options.slot)
+        self._publisher = self._asked(options)
+        self.directory = options.directory or state_directory(options.slot)
         self.changelog = self.directory / "changelog"
-        self._publisher = Publisher.of(options.dsn, options.publications, options.slot) if options.dsn else None
         self._types: dict[int, PgType] = {}
+
+    @staticmethod
+    def _asked(options: Options) -> Publisher | None:
+        """Who can be asked about the source. A process that only reads the log does without its driver."""
+        if not options.dsn:
+            return None
+        from walmere.subscription.feed import Publisher  # noqa: PLC0415
+
+        return Publisher.of(options.dsn, options.publications, options.slot)
 
     def planner(self) -> Planner:
         """One to whom it is never late: it may not judge that a batch had better wait for more."""
@@ -202,6 +222,8 @@ class _Log:
         """A receiver of the query's own, if it has one."""
         if self._publisher is None or not self.options.slot:
             return None
+        from walmere.subscription.feed import Feed  # noqa: PLC0415
+
         return Feed(self._publisher, self.directory, self._origin)
 
     def take_origin(self) -> Lock | None:
@@ -358,7 +380,11 @@ class _Log:
         if self._publisher is not None and self.options.publications:
             asked = self._publisher.columns(schema, name)
             if asked is None:
-                raise require_published(schema, name)
+                raise PublicationMissing(
+                    f"looking for table {schema}.{name}",
+                    "neither the change log nor the publications have it",
+                    'ALTER PUBLICATION … ADD TABLE it, or correct option("table", "schema.table")',
+                )
             now, _, columns = asked
             return [_Definition(now, tuple(Column(each.name, each.type_oid, each.typmod) for each in columns))]
         has = f"it has {', '.join(sorted(others)[:10])}{' …' if len(others) > 10 else ''}" if others else "it is empty"
@@ -392,6 +418,12 @@ class _Log:
         except UnknownType:
             return False
         return True
+
+
+def state_directory(slot: str) -> Path:
+    """Where a query keeps its log if it was not told where."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "walmere" / slot
 
 
 def _require_other_names(rows: TableRows) -> None:

@@ -21,7 +21,7 @@ from walmere.pgoutput.columns import UPDATE
 from walmere.pgoutput.messages import Relation
 from walmere.spark.rows import CHANGE, OF_CHANGE, REJECTS, Column, Decoded, Rejected, of_change
 from walmere.types import PgType
-from walmere.types.base import Cast, Codec, as_mask
+from walmere.types.base import Cast, Codec, as_mask, without
 from walmere.types.codec import codec, is_toastable
 
 
@@ -127,7 +127,7 @@ def _cast(to: Codec, text: pa.Array) -> Cast:
         values = pc.unique(text.drop_null())
     readable = [value for value in values if _reads(to, value)]
     rejected = as_mask(text.is_valid()) & ~as_mask(pc.is_in(text, pa.array(readable, text.type)))
-    cast = to.cast(pc.if_else(pa.array(rejected), pa.scalar(None, text.type), text))
+    cast = to.cast(without(text, rejected))
     return Cast(cast.values, rejected if cast.rejected is None else rejected | cast.rejected)
 
 

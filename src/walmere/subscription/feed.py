@@ -22,7 +22,7 @@ from pydantic import SecretStr, ValidationError
 
 from walmere.changelog.manifest import NAME, Manifest, summarise
 from walmere.config import PREFIX, Config, Source, Subscription
-from walmere.errors import ChangeLogInUse, ConfigError, PublicationMissing, WalmereError
+from walmere.errors import ChangeLogInUse, ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog
 from walmere.publisher.connect import connect, speaking
@@ -34,12 +34,6 @@ from walmere.types import PgType
 _DOING: Final = "reading with format pgoutput"
 _POLL: Final = 0.1
 _PATIENCE: Final = 10.0
-
-
-def state_directory(slot: str) -> Path:
-    """Where a query keeps its log if it was not told where."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "walmere" / slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +177,3 @@ class Feed:
                 return summarise(manifest).end_lsn
         except WalmereError:
             return INVALID_LSN
-
-
-def require_published(schema: str, name: str) -> PublicationMissing:
-    """The error for a table that the publications do not have."""
-    return PublicationMissing(
-        f"looking for table {schema}.{name}",
-        "neither the change log nor the publications have it",
-        'ALTER PUBLICATION … ADD TABLE it, or correct option("table", "schema.table")',
-    )

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from walmere.types.array import Array
-from walmere.types.base import Cast, Codec, as_mask
+from walmere.types.base import Cast, Codec, as_mask, one_of, without
 from walmere.types.boolean import Boolean
 from walmere.types.flat import BACKSLASH, QUOTE, flat
 from walmere.types.hstore import Hstore
@@ -33,7 +33,7 @@ from walmere.types.vector import Vector
 
 _CONTROL: Final = 0x20
 _SHORT: Final = {8: r"\b", 9: r"\t", 10: r"\n", 12: r"\f", 13: r"\r"}
-_NO_NUMBERS: Final = pa.array(["NaN", "Infinity", "-Infinity"])
+_NO_NUMBERS: Final = (b"NaN", b"Infinity", b"-Infinity")
 
 
 def json_text(codec: Codec, text: pa.Array) -> Cast:
@@ -66,7 +66,7 @@ def _json(codec: Codec, text: pa.Array) -> pa.Array:
         case Integer() | Vector() | Text(name="json" | "jsonb"):
             return text
         case Float() | Numeric() | Text(name="numeric"):
-            odd = pc.is_in(text, _NO_NUMBERS)
+            odd = one_of(text, _NO_NUMBERS)
             return pc.if_else(odd, quoted(text), text) if pc.any(odd).as_py() else text
         case Array():
             return _array(codec, text)
@@ -83,7 +83,7 @@ def _array(codec: Codec, text: pa.Array) -> pa.Array:
     lists = cast.values
     elements = _json(codec.element, lists.values).fill_null("null")
     inside = pc.binary_join(pa.ListArray.from_arrays(lists.offsets, elements), ",")
-    made = _where(as_mask(lists.is_valid()), joined("[", inside, "]"))
+    made = without(joined("[", inside, "]"), as_mask(lists.is_null()))
     return made if cast.rejected is None else pc.if_else(pa.array(cast.rejected), quoted(text), made)
 
 
@@ -91,8 +91,4 @@ def _object(codec: Codec, text: pa.Array) -> pa.Array:
     maps = codec.cast(text).values
     pairs = joined(quoted(maps.keys), ":", quoted(maps.items).fill_null("null"))
     inside = pc.binary_join(pa.ListArray.from_arrays(maps.offsets, pairs), ",")
-    return _where(as_mask(maps.is_valid()), joined("{", inside, "}"))
-
-
-def _where(valid: np.ndarray, made: pa.Array) -> pa.Array:
-    return pc.if_else(pa.array(valid), made, pa.scalar(None, pa.string()))
+    return without(joined("{", inside, "}"), as_mask(maps.is_null()))
