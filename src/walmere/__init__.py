@@ -14,12 +14,31 @@ if TYPE_CHECKING:
     from walmere import pgoutput
     from walmere.api import Subscription
     from walmere.reads import Lake, Point, lake, read
+    from walmere.spark.pgoutput import register
 
-__all__ = ["Lake", "Lsn", "Point", "Subscription", "WalmereError", "__version__", "lake", "pgoutput", "read"]
+__all__ = [
+    "Lake",
+    "Lsn",
+    "Point",
+    "Subscription",
+    "WalmereError",
+    "__version__",
+    "lake",
+    "pgoutput",
+    "read",
+    "register",
+]
 
 __version__ = "0.1.0"
 
-_LATER = {"Lake": "reads", "Point": "reads", "Subscription": "api", "lake": "reads", "read": "reads"}
+_LATER = {
+    "Lake": "reads",
+    "Point": "reads",
+    "Subscription": "api",
+    "lake": "reads",
+    "read": "reads",
+    "register": "spark.pgoutput",
+}
 """Where names are that need more than the standard library."""
 
 

@@ -18,7 +18,7 @@ from conftest import Database
 from walmere.errors import UnknownType
 from walmere.publisher.catalog import types_of
 from walmere.types import builtin
-from walmere.types.codec import BUILT_IN_CODECS, EXTENSION_CODECS, codec
+from walmere.types.codec import BUILT_IN_CODECS, EXTENSION_CODECS, FIXED_WIDTH, codec, is_toastable
 from walmere.types.pgtype import PgType, TypType
 
 QUERY = """
@@ -40,6 +40,15 @@ def test_the_table_is_that_of_the_server(database: Database) -> None:
 def test_every_base_type_of_the_server_has_a_decided_codec(database: Database) -> None:
     names = {name for name, kind in database.rows(f"SELECT typname, typtype FROM ({QUERY}) q") if kind == "b"}
     assert names == set(BUILT_IN_CODECS)
+
+
+def test_what_can_be_toasted_is_what_the_server_says(database: Database) -> None:
+    database.execute("CREATE TYPE mood AS ENUM ('ok')", "CREATE DOMAIN small AS int", "CREATE DOMAIN long AS text[]")
+    width = dict(database.rows(f"SELECT typname, typlen FROM pg_type WHERE oid IN (SELECT oid FROM ({QUERY}) q)"))
+    assert {name for name in BUILT_IN_CODECS if width[name] > 0} == FIXED_WIDTH
+    own = dict(database.rows("SELECT oid, typlen FROM pg_type WHERE typname IN ('mood', '_mood', 'small', 'long')"))
+    catalog = types_of(database.connection, own)
+    assert {oid: is_toastable(oid, catalog) for oid in own} == {oid: length < 0 for oid, length in own.items()}
 
 
 def test_every_type_of_the_server_resolves_and_its_codec_pickles(database: Database) -> None:

@@ -89,22 +89,25 @@ def describe(connection: Connection, publications: tuple[str, ...], oid: int, ga
         raise PublicationMissing(f"looking at relation {oid}", "it does not exist any more")
     schema, name, identity, kind, natts = row
     published = _published(connection, publications, oid, f"{schema}.{name}", gather)
-    columns = tuple(
-        Column(*each)
-        for each in connection.execute(
-            # an index's INCLUDE columns stand behind its key
-            "SELECT a.attnum, a.attname, a.atttypid, a.atttypmod,"
-            " coalesce(a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]), false)"
-            " FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(%s)"
-            " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
-            " AND a.attname = ANY(%s) ORDER BY a.attnum",
-            [oid, oid, list(published.columns)],
-        )
-    )
+    columns = columns_of(connection, oid, published.columns)
     _require_every_row(connection, f"looking at table {schema}.{name}", oid)
     leaves = {leaf for leaf, _ in published.leaves} if published.gathered else None
     parts = _parts(connection, oid, kind, Part(schema, name, None, whole_tree=True), leaves)
     return Table(oid, schema, name, ReplicaIdentity(identity), columns, published, parts, natts)
+
+
+def columns_of(connection: Connection, oid: int, published: tuple[str, ...]) -> tuple[Column, ...]:
+    """These columns of a relation."""
+    rows = connection.execute(
+        # an index's INCLUDE columns stand behind its key
+        "SELECT a.attnum, a.attname, a.atttypid, a.atttypmod,"
+        " coalesce(a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]), false)"
+        " FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(%s)"
+        " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
+        " AND a.attname = ANY(%s) ORDER BY a.attnum",
+        [oid, oid, list(published)],
+    )
+    return tuple(Column(*row) for row in rows)
 
 
 def _require_every_row(connection: Connection, doing: str, oid: int) -> None:

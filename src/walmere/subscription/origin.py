@@ -26,6 +26,10 @@ class Origins:
         write_durably(self._directory / f"{sink}.json", json.dumps({"lsn": str(lsn)}))
         sync_directory(self._directory.parent)
 
+    def has(self, sink: str) -> bool:
+        """Whether this sink has a position."""
+        return (self._directory / f"{sink}.json").exists()
+
     def applied(self) -> Lsn | None:
         """What every sink has applied; None if there is no sink."""
         files = sorted(self._directory.glob("*.json"))

@@ -52,6 +52,7 @@ class BlockRef:
     commit_lsn: Lsn | None  # of all its messages, where they do not say it themselves
     commit_time: int | None  # likewise
     aborted: frozenset[int]
+    xid: int | None = None  # of the transaction, likewise: its messages may be a subtransaction's
     until: Lsn | None = None  # only what committed before it; None: all
 
     @property
@@ -212,6 +213,7 @@ def _references(
                         record.commit_lsn if single else None,
                         record.commit_time if single else None,
                         record.aborted if isinstance(record, Transaction) else frozenset(),
+                        record.xid if isinstance(record, Transaction) else None,
                         until,
                     ),
                     block.relation,

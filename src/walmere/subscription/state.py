@@ -30,16 +30,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.publisher.catalog import Layout
-from walmere.publisher.table import Column
 from walmere.sinks.base import TableName
+
+if TYPE_CHECKING:
+    from walmere.publisher.catalog import Layout
+    from walmere.publisher.table import Column
 
 
 class Shape(NamedTuple):
@@ -234,6 +236,10 @@ def from_json(content: Mapping[str, Any]) -> TableState:
     table = TableName(content["schema"], content["table"])
     definition = None
     if (stored := content["definition"]) is not None:
+        # only here: who only follows the log does without the driver of the source
+        from walmere.publisher.catalog import Layout  # noqa: PLC0415
+        from walmere.publisher.table import Column  # noqa: PLC0415
+
         definition = Definition(
             tuple(Column(**each) for each in stored["columns"]),
             stored["natts"],

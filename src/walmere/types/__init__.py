@@ -7,6 +7,7 @@
     text, boolean, number, numeric, bytea, date, array, vector, hstore
                the families
     flat       the values of an Arrow array as one run of bytes, for the families that walk through them
+    jsontext   the text of a column → JSON text
     copytext   what COPY … TO STDOUT sends → Arrow columns of text
 
 A value ends in one of three ways. It is **cast**, exactly. It is **rejected**, because it is a good value that the

@@ -112,6 +112,11 @@ def matching(text: pa.Array, regex: str) -> Mask:
     return as_mask(pc.match_substring_regex(text, regex))
 
 
+def one_of(text: pa.Array, values: tuple[bytes, ...]) -> pa.Array:
+    """Where the text is one of these. (An array made when a module is imported would bring Pandas along.)"""
+    return pc.is_in(text, pa.array(values, text.type))
+
+
 def as_mask(where: pa.Array) -> Mask:
     """A boolean array as a NumPy mask; null is false."""
     mask: Mask = where.fill_null(False).to_numpy(zero_copy_only=False)

@@ -80,6 +80,27 @@ EXTENSION_CODECS: Final[Mapping[tuple[str, str], Make]] = {
 """By extension and type."""
 
 
+FIXED_WIDTH: Final = frozenset(
+    {
+        *("bool", "int2", "int4", "int8", "oid", "xid", "cid", "xid8", "float4", "float8", "money", "uuid"),
+        *("date", "timestamp", "timestamptz", "time", "timetz", "interval", "macaddr", "macaddr8"),
+        *("pg_lsn", "tid", "name", "char", "aclitem", "point", "lseg", "box", "line", "circle"),
+        *("regproc", "regprocedure", "regoper", "regoperator", "regclass", "regtype"),
+        *("regconfig", "regdictionary", "regnamespace", "regrole", "regcollation"),
+    }
+)
+"""Base types of pg_catalog whose values are never TOASTed. A test asks real servers."""
+
+
+def is_toastable(type_oid: int, catalog: Mapping[int, PgType]) -> bool:
+    """Whether a value of this type can lie out of line, so that an UPDATE that leaves it alone does not send it."""
+    found = _lookup(type_oid, catalog)
+    if found.typtype is TypType.DOMAIN:
+        return is_toastable(found.basetype, catalog)
+    fixed = found.typtype is TypType.BASE and found.namespace == "pg_catalog" and found.name in FIXED_WIDTH
+    return not fixed and found.typtype is not TypType.ENUM
+
+
 def codec(type_oid: int, typmod: int, catalog: Mapping[int, PgType]) -> Codec:
     """The codec of a column with this type and type modifier.
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walmere.types.base import Cast, Codec, Mask, as_mask, matching, parsed, without
+from walmere.types.base import Cast, Codec, Mask, as_mask, matching, one_of, parsed, without
 from walmere.types.flat import flat
 
 _DAY_US: Final = 86_400_000_000
@@ -31,7 +31,7 @@ _FIRST_US: Final = _FIRST_DAY * _DAY_US
 _LAST_US: Final = _LAST_DAY * _DAY_US + _DAY_US - 1
 
 _TIME: Final = r" \d\d:\d\d:\d\d(?:\.\d{1,6})?"
-_INFINITY: Final = pa.array([b"infinity", b"-infinity"])
+_INFINITY: Final = (b"infinity", b"-infinity")
 _OUTSIDE: Final = r"^(?:\d{{5,}}-\d\d-\d\d{time}(?: BC)?|\d{{4}}-\d\d-\d\d{time} BC)$"
 
 
@@ -51,7 +51,7 @@ class Date(Codec):
         # Arrow takes its time for each value that it refuses, and many a column has infinity in half of its rows
         rejected = np.zeros(len(text), np.bool_)
         if _has_letters(text):
-            rejected = as_mask(pc.is_in(text, _INFINITY.cast(text.type)))
+            rejected = as_mask(one_of(text, _INFINITY))
             text = without(text, rejected)
         values = None if _has_letters(text) else parsed(text, self.arrow)
         if values is None:

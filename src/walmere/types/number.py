@@ -12,13 +12,13 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walmere.types.base import Cast, Codec, as_mask, parsed, rejecting
+from walmere.types.base import Cast, Codec, as_mask, one_of, parsed, rejecting
 from walmere.types.flat import flat
 
 _MINUS, _NINE = b"-9"
 _INT64_MAX: Final = (1 << 63) - 1
-_INFINITE: Final = pa.array([b"Infinity", b"-Infinity"])
-_ZERO: Final = pa.array([b"0", b"-0"])
+_INFINITE: Final = (b"Infinity", b"-Infinity")
+_ZERO: Final = (b"0", b"-0")
 
 
 def plain(text: pa.Array) -> bool:
@@ -63,6 +63,6 @@ class Float(Codec):
         if values is None:
             return None
         for edge, meant in ((pc.is_inf(values), _INFINITE), (pc.equal(values, pa.scalar(0, self.arrow)), _ZERO)):
-            if pc.any(edge).as_py() and not pc.all(pc.is_in(text.filter(edge), meant.cast(text.type))).as_py():
+            if pc.any(edge).as_py() and not pc.all(one_of(text.filter(edge), meant)).as_py():
                 return None
         return values

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walmere.types.base import Cast, Codec, Mask, as_mask, matching, parsed, without
+from walmere.types.base import Cast, Codec, Mask, as_mask, matching, one_of, parsed, without
 from walmere.types.flat import flat
 from walmere.types.number import plain
 from walmere.types.text import Text
@@ -31,7 +31,7 @@ DIGITS: Final = 38
 _HEADER: Final = 4
 """VARHDRSZ, which type modifiers are counted from."""
 
-_NOT_FINITE: Final = pa.array([b"NaN", b"Infinity", b"-Infinity"])
+_NOT_FINITE: Final = (b"NaN", b"Infinity", b"-Infinity")
 _NUMBER: Final = r"^-?[0-9]+(?:\.[0-9]+)?$"
 _EXACT: Final = Context(prec=DIGITS, traps=[Inexact, InvalidOperation])
 
@@ -68,7 +68,7 @@ class Numeric(Codec):
     def _cast(self, text: pa.Array) -> Cast:
         rejected = np.zeros(len(text), np.bool_)
         if not plain(text):
-            rejected = as_mask(pc.is_in(text, _NOT_FINITE.cast(text.type)))
+            rejected = as_mask(one_of(text, _NOT_FINITE))
             text = without(text, rejected)
             if not plain(text):
                 raise self.malformed(text, self._numbers)

@@ -1,0 +1,88 @@
+"""The `pgoutput` source: typed rows from a warm change log to Spark's no-op sink, beside the same rows in Parquet.
+
+Run as `python -m bench.changes [--server 15] [--rounds 3] [--small]`, or with all others by `make bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.load import inserts
+from bench.side_by_side import Report
+from bench.source import newest, scratch_config, source
+from walmere import config as configuration
+from walmere.lsn import Lsn
+from walmere.subscription.receiver import Receiver
+
+RATE = 500_000
+
+
+def main() -> None:
+    """Rows per second and core, and the ratio to Parquet, on one core and on two."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", type=int, default=newest(), help="major version of the server")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="a hundredth of the rows, to see that it works")
+    arguments = parser.parse_args()
+    transactions = 20 if arguments.small else 2000
+    report = Report("changes: log → typed rows in Spark", {"server": arguments.server, "small": arguments.small})
+    with tempfile.TemporaryDirectory(prefix="walmere-bench-") as scratch:
+        directory = Path(scratch)
+        with source(arguments.server) as made:
+            load = inserts(transactions)
+            end = load.backlog(made, f"{transactions * 1000:,} inserts of 7 columns")
+            config = configuration.load(scratch_config(made.server, directory, load.table, load.table))
+            print("receiving …")
+            Receiver(config).run(Lsn.parse(end))
+        for cores in (1, 2):
+            _measure(report, cores, directory, transactions * 1000, arguments.rounds)
+    report.finish()
+
+
+def _measure(report: Report, cores: int, directory: Path, rows: int, rounds: int) -> None:
+    spark = _session(cores)
+    changes = spark.read.format("pgoutput").option("table", "a1").load(str(directory / "subscription"))
+    parquet = str(directory / f"parquet-{cores}")
+    changes.write.parquet(parquet)  # both ways have been gone once then
+    assert spark.read.parquet(parquet).count() == rows
+    _seconds(spark.read.parquet(parquet))
+    ours, theirs = [], []
+    for number in range(rounds):
+        theirs.append(_seconds(spark.read.parquet(parquet)))
+        ours.append(_seconds(changes))
+        print(f"  {cores} cores {number + 1}/{rounds}: Parquet {theirs[-1]:.2f} s, ours {ours[-1]:.2f} s")
+    rate = rows / statistics.median(ours) / cores
+    times = {"limit_seconds": [round(each, 2) for each in theirs], "seconds": [round(each, 2) for each in ours]}
+    name = f"{rows:,} changes to noop, local[{cores}]"
+    report.value(f"{name}: typed rows/s per core", f"{rate:,.0f}", f"≥ {RATE:,}", rate >= RATE, **times)
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    report.value(f"{name}: time beside Parquet", round(ratio, 2), "stated", True, **times)
+    spark.stop()
+
+
+def _session(cores: int) -> SparkSession:
+    """A plain one, as a user has it."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").config("spark.driver.memory", "2g").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _seconds(frame: DataFrame) -> float:
+    began = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
