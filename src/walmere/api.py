@@ -25,7 +25,7 @@ from walmere import config as configuration
 from walmere.changelog.reader import LoggedTransaction, Reader
 from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import ConfigError
+from walmere.errors import ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, slot
 from walmere.publisher.check import Finding
@@ -194,7 +194,12 @@ class Subscription:
         """
         changelog = self.config.changelog
         lock = Lock(changelog) if changelog.exists() else None
-        said = [f"left slot {self.config.source.slot} alone" if keep_slot else self._drop_slot()]
+        try:
+            said = [f"left slot {self.config.source.slot} alone" if keep_slot else self._drop_slot()]
+        except WalmereError:
+            if lock is not None:
+                lock.release()
+            raise
         # out of the way in one step: a receiver that starts now makes a new log, whose files are not deleted with ours
         dropped = changelog.with_suffix(".dropped")
         _delete(dropped)

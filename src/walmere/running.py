@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from walmere.config import Config
-from walmere.errors import ConfigError, WalmereError
+from walmere.errors import ChangeLogInUse, ConfigError, NotMirrored, WalmereError
 from walmere.lsn import Lsn
 from walmere.sinks.base import Sink
 from walmere.sinks.delta import DeltaSink
@@ -24,6 +24,7 @@ from walmere.spark.shuffle import SparkShuffle
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription import requests
 from walmere.subscription.launcher import Launcher
+from walmere.subscription.ledger import Ledger
 from walmere.subscription.state import to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 Tell = Callable[[Mapping[str, Any]], None]
 
 _POLL: Final = 0.05
+_PATIENCE: Final = 10.0
+"""Seconds that a run has to find the first tables."""
 
 
 class Progress:
@@ -120,7 +123,7 @@ def verify(
     config, directory = subscription.config, subscription.directory
     target = sink(config, subscription.file)
     _settle(subscription)
-    wanted = requests.find(Tables(directory), names) if names else None
+    wanted = requests.find(Tables(directory), names, "looking for tables to compare") if names else None
     catch_up = functools.partial(_run, subscription)
     with consistent_point(config.source, config.subscription.name, directory, catch_up) as at:
         started = spark(config)
@@ -144,18 +147,28 @@ def _run(subscription: Subscription, until: Lsn) -> None:
     try:
         subscription.run(until)
     except WalmereError:
-        if not any(each.error is not None for each in Tables(subscription.directory)):
+        last = Ledger(subscription.directory).last()
+        if last is None or last.lsn < until:
             raise
 
 
 def _settle(subscription: Subscription) -> None:
     """Wait until every table is copied; but for those that were refused: the proof will say so."""
+    doing, patience = "looking for tables to compare", time.monotonic() + _PATIENCE
     while True:
         tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
         waiting = [each for each in tables if not each.follows and each.error is None]
         if tables and not waiting:
-            return
+            break
         if not subscription.running:
-            _run(subscription, subscription.source_position())
-            return
+            with contextlib.suppress(ChangeLogInUse):  # somebody was faster
+                _run(subscription, subscription.source_position())
+                tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
+                break
+        if not tables and time.monotonic() > patience:
+            break
         time.sleep(_POLL)
+    if not tables:
+        raise NotMirrored(doing, "the publications have none", "ALTER PUBLICATION … ADD TABLE …")
+    if not any(each.follows for each in tables):
+        raise NotMirrored(doing, tables[0].error or "none is copied", "see `walmere status`")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from conftest import Database
 from mirror import Mirror
-from processes import walmere
+from processes import eventually, running, walmere
 from walmere.api import Subscription
 from walmere.lsn import Lsn
 from walmere.verify.proof import Options, Proof, Verdict
@@ -214,6 +216,50 @@ def test_only_what_is_published_is_compared(database_under_test: Database, tmp_p
     assert found.equal
     assert found.source_rows == 50
     mirror.assert_equal("f", columns="id, a", where="id % 2 = 0")
+
+
+def test_partitions_are_compared_as_the_table_they_are_parts_of(database_under_test: Database, tmp_path: Path) -> None:
+    database = database_under_test
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, a text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (1000)",
+        "INSERT INTO p SELECT i, i::text FROM generate_series(1, 200) i",
+        "CREATE TABLE empty (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE PUBLICATION pub FOR TABLE p, empty WITH (publish_via_partition_root)",
+    )
+    mirror = Mirror(database, tmp_path)
+    mirror.run_once()
+    database.execute("UPDATE p SET id = id + 200 WHERE id < 50")
+    found = {each.name: each for each in verify(mirror).tables}
+    assert all(each.equal for each in found.values()), found
+    assert (found["public.p"].source_rows, found["public.empty"].source_rows) == (200, 0)
+    mirror.assert_equal("p", "empty")
+
+
+def test_two_at_once_and_both_without_a_run(mirror: Mirror) -> None:
+    mirror.run_once()
+    mirror.database.execute("DELETE FROM t WHERE id % 3 = 0")
+    with ThreadPoolExecutor(2) as pool:
+        proofs = list(pool.map(lambda _: verify(mirror), range(2)))
+    assert all(proof.equal for proof in proofs)
+    mirror.assert_equal("t", "other")
+
+
+def test_it_can_be_interrupted_while_it_waits_for_a_transaction(mirror: Mirror) -> None:
+    mirror.run_once()
+    database = mirror.database
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%verify%' AND wait_event_type = 'Lock'"
+    )
+    with psycopg.connect(database.dsn) as other:
+        other.execute("DELETE FROM t WHERE id = 1")  # and no COMMIT: no snapshot before that
+        with running("verify", "-c", mirror.file, output=mirror.file.with_suffix(".log")) as process:
+            eventually(lambda: database.value(waiting) > 0, 90)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) != 0
+    assert not list((mirror.config.subscription.directory / "cuts").glob("*")), "nobody is held"
+    assert verdict(mirror, "t").equal
 
 
 def test_rejects_are_null_on_both_sides_and_must_be_recorded(mirror: Mirror) -> None:

@@ -124,3 +124,19 @@ def test_of_a_bucket_that_differs_each_row_is_named_with_its_columns() -> None:
     assert (found.examples[1].source, found.examples[1].target) == ({"row": "0.0"}, {"row": "-0.0"})
     few = gather(map(Row, compare(both, 1).to_pylist()), SCHEMA.names, ("id",), 10)
     assert (few.missing, few.extra, few.different, len(few.examples)) == (1, 2, 2, 1)
+
+
+def test_values_exchanged_between_two_rows_are_seen_however_alike_they_are() -> None:
+    pairs = 50_000
+    pair = np.repeat(np.arange(pairs), 2)
+    ids = np.random.default_rng(7).integers(0, 1 << 40, 2 * pairs)
+    schema = pa.schema([("pair", pa.int64()), ("id", pa.int64()), ("flag", pa.bool_())])
+    layout = Layout(schema, ("pair",), 1 << 20)
+    one, other = (
+        fingerprint(layout, pa.table([pair, ids, np.tile(flags, pairs)], schema=schema).to_batches())
+        for flags in ([True, False], [False, True])
+    )
+    there = one.rows > 0
+    assert there.sum() > 0.9 * pairs
+    assert (one.low != other.low)[there].all()
+    assert (one.high != other.high)[there].all(), "each half of the sum sees it by itself"

@@ -133,7 +133,7 @@ def resync(
     """Copy tables again. Until a new copy is complete, readers see the old one; the other tables go on."""
     subscription = Subscription(config)
     running = subscription.running
-    with _stopped_by_signals(subscription):
+    with contextlib.nullcontext() if running else _stopped_by_signals(subscription):
         names = ", ".join(map(str, subscription.resync(tables, wait=wait)))
     if not wait:
         print(f"{names}: to be copied again by the run that is there, or the next")
@@ -158,7 +158,8 @@ def verify(
 
     subscription = Subscription(config)
     options = Options(sample=sample, show_values=show_values, examples=examples)
-    with _stopped_by_signals(subscription), comparing.comparing() as shown:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, at any point
+    with comparing.comparing() as shown:
         proof = subscription.verify(table or (), options, progress=shown.progress, verdict=shown.verdict)
     comparing.proof(proof, as_json=json)
     if not proof.equal:

@@ -220,11 +220,14 @@ class Apply:
         """Without a query: enter into the ledger that the tables stand at one LSN, all of them just copied."""
         following = [each for each in self._tables if each.follows]
         positions = {each.applied_lsn for each in following}
-        if len(positions) == 1 and min(positions) > self.applied:
+        if len(positions) == 1 and (lsn := positions.pop()) > self.applied:
+            if any((self._sink.applied(each.table) or INVALID_LSN) > lsn for each in following):
+                return  # a crash has left it in front
             versions = {each.name: self._sink.version(each.table) for each in following}
             self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
-            self._publisher.publish(self._ledger.append(Entry(min(positions), None, versions, now())))
-            self.applied = min(positions)
+            # when the newest of their transactions committed nobody has told: by now at the latest
+            self._publisher.publish(self._ledger.append(Entry(lsn, now(), versions, now())))
+            self.applied = lsn
 
     def _keep_log(self, applied: Lsn) -> None:
         """Retention may have what no table needs any more. A copy whose snapshot is still to come holds the line."""

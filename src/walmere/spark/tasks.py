@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JJavaError
+from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from walmere import errors
 from walmere.errors import WalmereError
 
 _LOOK: Final = 0.5
+_TOGETHER: Final = 64
+"""Results that are added up in one place."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -36,16 +41,30 @@ class SparkTasks:
         tell: Callable[[int, int], None] | None = None,
     ) -> list[Result]:
         """The function's result for each item, in their order. `tell` hears now and then how many are done, of all."""
-        if not items:
-            return []
+        return self._run(function, items, lambda results: list(results.collect()), tell) if items else []
+
+    def add(
+        self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, tell: Callable[[int, int], None]
+    ) -> Any:
+        """The sum of the function's results. Of very many, tasks add some up first: all of them may be too much."""
+        if len(items) <= _TOGETHER:
+            return sum(self.map(function, items, tell), zero)
+        return self._run(function, items, lambda results: results.treeReduce(operator.add), tell)
+
+    def _run(
+        self,
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        take: Callable[[RDD[Any]], Any],
+        tell: Callable[[int, int], None] | None,
+    ) -> Any:
         ended = threading.Event()
-        done = self._context.accumulator(0)
-        counted = function if tell is None else _counting(function, done)
         if tell is not None:
-            args = (tell, done, len(items), ended)
-            threading.Thread(target=_watch, args=args, daemon=True).start()
+            done = self._context.accumulator(0)
+            function = _counting(function, done)
+            threading.Thread(target=_watch, args=(tell, done, len(items), ended), daemon=True).start()
         try:
-            return list(self._context.parallelize(items, len(items)).map(counted).collect())
+            return take(self._context.parallelize(items, len(items)).map(function))
         except Py4JJavaError as error:
             raise failure(error) from None
         finally:

@@ -69,6 +69,8 @@ def wanted(directory: Path) -> Wanted:
     hold = False
     at: list[Lsn] = []
     for path in (directory / _DIRECTORY).glob("*"):
+        if path.suffix:
+            continue  # it is being made
         with suppress(FileNotFoundError, ValueError):  # it is over by now, or has just begun
             text = _held(path)
             if text.startswith("hold "):

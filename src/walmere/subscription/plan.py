@@ -141,13 +141,28 @@ class Planner:
         for record in self._records:
             if isinstance(record, Transactions | Transaction):
                 until = end if record.end_lsn > end else None  # the batch was cut in the middle of this one
-                made.commit_time = record.commit_time  # of its last transaction: rather too late than too early
+                last = record.commit_time if until is None else self._commit_time(record, until)
+                made.commit_time = made.commit_time if last is None else last
                 for ref, relation in _references(record, positions, until):
                     made.blocks.setdefault((owners or {}).get(relation, relation), []).append(ref)
             if record.end_lsn >= end:
                 break
         self._forget(min(oldest, end))
         return made
+
+    def _commit_time(self, record: Transactions | Transaction, before: Lsn) -> int | None:
+        """Of the last transaction of a record that committed before an LSN. All of them have their Begin in there."""
+        if isinstance(record, Transaction):
+            return record.commit_time if record.commit_lsn < before else None
+        for block in [block for block in record.segment.blocks if block.relation == 0]:
+            file = Segment(record.segment.file, record.segment.length, record.segment.streamed, (block,))
+            rows = read_block(self._directory, file, 0)
+            times = rows.column("commit_time").filter(
+                pc.less(rows.column("commit_lsn"), pa.scalar(before, pa.uint64()))
+            )
+            if (newest := pc.max(times.cast(pa.int64())).as_py()) is not None:
+                return int(newest)
+        return None
 
     def _open(self) -> None:
         self._manifest = Manifest(self._directory)

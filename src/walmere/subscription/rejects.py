@@ -64,6 +64,12 @@ class Rejects:
             shown = {column: None if part is None else part.decode() for column, part in key.items()}
             self._found.append((int(lsn[row]), json.dumps(shown, ensure_ascii=False), name, value.decode()))
 
+    def texts(self) -> set[str]:
+        """The different values of what was found; and forget it."""
+        found = {value for *_, value in self._found}
+        self._found.clear()
+        return found
+
     def rows(self) -> pa.RecordBatch:
         """What was found, as rows of the rejects' table."""
         columns = list(zip(*self._found, strict=True)) or [()] * len(self.SCHEMA)

@@ -23,7 +23,7 @@ _DIRECTORY: Final = "resync"
 _POLL: Final = 0.1
 
 
-def find(tables: Tables, names: Sequence[str]) -> list[TableName]:
+def find(tables: Tables, names: Sequence[str], doing: str = "looking for the tables to copy again") -> list[TableName]:
     """The tables that these names mean, each with its schema, or without if that is enough. Raises ConfigError."""
     published = {each.name: each.table for each in tables if each.published and each.oid}
     found: list[TableName] = []
@@ -32,7 +32,7 @@ def find(tables: Tables, names: Sequence[str]) -> list[TableName]:
         if len(matches) != 1:
             known = ", ".join(published) or "none yet: `walmere run` makes them known"
             wrong = f"{len(matches)} tables are called {name}" if matches else f"no published table is called {name}"
-            raise ConfigError("looking for the tables to copy again", wrong, f"the tables are {known}")
+            raise ConfigError(doing, wrong, f"the tables are {known}")
         found += matches
     return found
 

@@ -2,7 +2,8 @@
 
 A piece goes to a task, which reads it and returns a fingerprint, or, in a second look, the rows of some buckets. From
 the source the rows come as a copy's do: by COPY, in the snapshot, through the same casts. What the target's type cannot
-hold is NULL on both sides, then; that its text stands among the rejects is seen to separately.
+hold is NULL on both sides, then; that its text stands among the table's rejects is seen to separately. By the text
+alone: a row may have got another key since, and a column another name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from walmere.sinks.base import Sink
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.tablesync import CopyTask, copied_rows
-from walmere.verify.fingerprint import Fingerprint, Layout, fingerprint, rows_of
+from walmere.verify.fingerprint import Fingerprint, Layout, fingerprint, nothing, rows_of
 from walmere.verify.rows import SOURCE, TARGET
 
 APPLICATION = "walmere verify"
@@ -27,11 +27,14 @@ APPLICATION = "walmere verify"
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a task found in its piece."""
+    """What tasks found in their pieces."""
 
-    side: int
-    fingerprint: Fingerprint
-    rejects: NDArray[np.uint64]  # hashes of those that the source's rows come to
+    source: Fingerprint
+    target: Fingerprint
+    rejects: frozenset[str] = frozenset()  # the different texts that the source's rows have, and the target cannot
+
+    def __add__(self, other: Counted) -> Counted:
+        return Counted(self.source + other.source, self.target + other.target, self.rejects | other.rejects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,15 @@ class SourcePiece:
     def count(self) -> Counted:
         """Runs in a Spark task."""
         rejects = Rejects(self.task.table.key)
-        found = fingerprint(self.layout, copied_rows(self.task, rejects, self.where, APPLICATION))
-        return Counted(SOURCE, found, reject_hashes(rejects.rows()))
+        texts: set[str] = set()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in copied_rows(self.task, rejects, self.where, APPLICATION):
+                texts.update(rejects.texts())
+                yield batch
+
+        found = fingerprint(self.layout, batches())
+        return Counted(found, nothing(self.layout.buckets), frozenset(texts))
 
     def rows(self, differing: NDArray[np.intp], texts: bool) -> Iterator[pa.RecordBatch]:
         """Runs in a Spark task."""
@@ -66,7 +76,7 @@ class TargetPiece:
     def count(self) -> Counted:
         """Runs in a Spark task."""
         found = fingerprint(self.layout, self.sink.read(self.piece), self.where)
-        return Counted(TARGET, found, np.zeros(0, np.uint64))
+        return Counted(nothing(self.layout.buckets), found)
 
     def rows(self, differing: NDArray[np.intp], texts: bool) -> Iterator[pa.RecordBatch]:
         """Runs in a Spark task."""
@@ -89,12 +99,3 @@ class DifferingRows:
 def count(piece: SourcePiece | TargetPiece) -> Counted:
     """Runs in a Spark task."""
     return piece.count()
-
-
-def reject_hashes(rejects: pa.RecordBatch) -> NDArray[np.uint64]:
-    """What was rejected, each once: of which row, in which column, and its text."""
-    connection = duckdb.connect(config={"threads": 1})
-    connection.register("rejects", pa.Table.from_batches([rejects]))
-    found = connection.sql('SELECT DISTINCT hash(key, "column", value) AS h FROM rejects').to_arrow_table()
-    hashes: NDArray[np.uint64] = found["h"].to_numpy()
-    return hashes

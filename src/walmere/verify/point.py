@@ -5,8 +5,9 @@
     3. The run goes on; one of its batches ends exactly at that LSN, and the ledger says which versions that made. If
        nobody runs, we run the subscription up to there ourselves.
 
-The snapshot and the cut are kept until all is compared; changes are received and applied meanwhile as ever. What it
-costs the source: rows that are deleted or updated meanwhile cannot be vacuumed away, as during any long query.
+The snapshot and the cut are kept until all is compared; changes are received and applied meanwhile as ever. The slot is
+not: an ordinary session takes the snapshot over and exports it again. So the source keeps no WAL for us, and what it
+pays is what any long query costs: rows that are deleted or updated meanwhile cannot be vacuumed away.
 
 A snapshot waits for the transactions that are open on the source. If they take longer than a hold lasts, tables go on
 without waiting, and may be past the LSN when it is known; then it is tried again, with a longer hold.
@@ -18,7 +19,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,7 @@ from typing import Final
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.changelog.writer import Lock
 from walmere.config import Source
-from walmere.errors import SourceError, SourceUnavailable
+from walmere.errors import ChangeLogInUse, SourceError, SourceUnavailable
 from walmere.lsn import Lsn
 from walmere.publisher import catalog, snapshot
 from walmere.publisher.connect import connect, speaking
@@ -61,10 +62,7 @@ def consistent_point(
     for attempt in range(_ATTEMPTS):
         # never the same name: the server lets go of a temporary slot in its own time
         slot = snapshot.slot_name(subscription, os.getpid(), f"verify_{secrets.token_hex(4)}")
-        with (
-            closing(Cut(directory, HOLD * 2**attempt)) as cut,
-            snapshot.exported(source, slot) as made,
-        ):
+        with closing(Cut(directory, HOLD * 2**attempt)) as cut, _snapshot(source, slot) as made:
             cut.at(made.lsn)
             entry = _reach(source, directory, made.lsn, catch_up)
             if entry is not None:
@@ -78,6 +76,17 @@ def consistent_point(
     )
 
 
+@contextmanager
+def _snapshot(source: Source, slot: str) -> Iterator[Snapshot]:
+    with ExitStack() as stack:
+        with snapshot.exported(source, slot) as made:
+            session = stack.enter_context(snapshot.imported(source, APPLICATION, made))
+            with speaking(source, "exporting a snapshot"):
+                row = session.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
+            assert row is not None
+        yield Snapshot(row[0], made.lsn)
+
+
 def _reach(source: Source, directory: Path, lsn: Lsn, catch_up: Callable[[Lsn], None]) -> Entry | None:
     """Wait until the tables are there; None if they are past it."""
     run = directory / "run"
@@ -88,8 +97,9 @@ def _reach(source: Source, directory: Path, lsn: Lsn, catch_up: Callable[[Lsn], 
         if last is not None and last.lsn >= lsn:
             return ledger.at(lsn)
         if Lock.holder(run) is None:
-            catch_up(lsn)
-            return Ledger(directory).at(lsn)
+            with suppress(ChangeLogInUse):  # somebody was faster
+                catch_up(lsn)
+                return Ledger(directory).at(lsn)
         if not told:
             _nudge(source)
             told = True

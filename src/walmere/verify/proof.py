@@ -1,9 +1,10 @@
 """The proof that source and target agree: every row and every column of every table, at one LSN.
 
-Tables are compared side by side, and each by many tasks: fingerprints of all pieces of both sides first, then the rows
-of those buckets that do not agree. What a table is at the source (columns, row filter, where its rows lie) is asked in
-the snapshot itself. A table that cannot be compared at this point, because it is being copied or was refused, is not
-equal, and the verdict says why.
+What the tables are at the source (columns, row filter, where their rows lie) is asked first, in the snapshot. Some of
+the catalogs speak of now even there, so one that has been altered since its target was made like it is not compared.
+Then tables are compared side by side, and each by many tasks: fingerprints of all pieces of both sides, and the rows of
+those buckets that do not agree. A table that cannot be compared at this point, because it is being copied, was refused
+or was altered, is not equal, and the verdict says why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from walmere.config import Source
@@ -24,7 +24,7 @@ from walmere.errors import NotMirrored, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.publisher import catalog, snapshot, table
 from walmere.publisher.connect import speaking
-from walmere.publisher.table import Range, Table
+from walmere.publisher.table import Part, Range, Table
 from walmere.sinks.base import Scan, Sink
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import TableState
@@ -32,13 +32,22 @@ from walmere.subscription.tablesync import CopyTask, Tasks, schema_of
 from walmere.types.codec import codec
 from walmere.verify import rows as row_by_row
 from walmere.verify import sample
-from walmere.verify.fingerprint import DIFFERENT_ROWS, Fingerprint, Layout, buckets_for, nothing
-from walmere.verify.pieces import APPLICATION, Counted, DifferingRows, SourcePiece, TargetPiece, count, reject_hashes
+from walmere.verify.fingerprint import DIFFERENT_ROWS, Layout, buckets_for, nothing
+from walmere.verify.pieces import APPLICATION, Counted, DifferingRows, SourcePiece, TargetPiece, count
 from walmere.verify.point import Point
-from walmere.verify.rows import SOURCE, TARGET, Difference
+from walmere.verify.rows import Difference
 
 AT_ONCE: Final = 4
 """Tables that are compared at the same time."""
+
+
+class Adding(Tasks, Protocol):
+    """Tasks whose results can be added up where they are."""
+
+    def add(
+        self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, tell: Callable[[int, int], None]
+    ) -> Any:
+        """The sum of all results. Also of very many: they do not all come together in one place."""
 
 
 class Shuffle(Protocol):
@@ -65,7 +74,9 @@ class Verdict:
     missing: int = 0  # rows that only the source has
     extra: int = 0  # rows that only the target has, also one that it has once too often
     different: int = 0  # rows of the same key, with other values
-    unrecorded_rejects: int = 0  # values that the target's type cannot hold, and that are not among its rejects either
+    unrecorded_rejects: int = (
+        0  # different values that its types cannot hold, and that are not among its rejects either
+    )
     seconds: float = 0.0
     sample: float | None = None  # percent of the rows that were compared; None: all
     examples: tuple[Difference, ...] = ()
@@ -113,7 +124,7 @@ class Prover:
     """Compares tables at one point."""
 
     def __init__(
-        self, source: Source, point: Point, sink: Sink, *, tasks: Tasks, shuffle: Shuffle, options: Options
+        self, source: Source, point: Point, sink: Sink, *, tasks: Adding, shuffle: Shuffle, options: Options
     ) -> None:
         self._source = source
         self._point = point
@@ -126,21 +137,49 @@ class Prover:
 
     def prove(self, tables: Sequence[TableState], gather: bool) -> Proof:
         """Compare these tables."""
+        described = self._describe(tables, gather)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            verdicts = list(pool.map(functools.partial(self._verdict, gather=gather), tables))
+            try:
+                verdicts = list(pool.map(self._verdict, tables, described))
+            except BaseException:  # Ctrl-C
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._tasks.cancel()
+                raise
         return Proof(self._point.lsn, tuple(verdicts))
 
-    def _verdict(self, known: TableState, gather: bool) -> Verdict:
+    def _describe(self, tables: Sequence[TableState], gather: bool) -> list[CopyTask | WalmereError]:
+        """What each table is at the source, as work for a copy of all of it; or why that cannot be said."""
+        source, made = self._source, self._point.snapshot
+        found: list[CopyTask | WalmereError] = []
+        with snapshot.imported(source, APPLICATION, made) as connection:
+            for known in tables:
+                try:
+                    with speaking(source, f"looking at {known.name}"):
+                        described = table.describe(connection, source.publications, known.oid, gather)
+                        types = catalog.types_of(connection, (column.type_oid for column in described.columns))
+                    _require_same(known, described)
+                    codecs = tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
+                    whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
+                    found.append(CopyTask(source, made, described, whole, codecs, self._sink))
+                except WalmereError as error:
+                    found.append(error)
+        return found
+
+    def _verdict(self, known: TableState, work: CopyTask | WalmereError) -> Verdict:
         began = time.monotonic()
         try:
-            found = self._compare(known, gather)
+            if isinstance(work, WalmereError):
+                raise work
+            found = self._compare(known, work)
         except WalmereError as error:
             found = Verdict(known.name, error=str(error))
+        except Exception as error:  # of one table, so it must not end the others
+            found = Verdict(known.name, error=f"comparing {known.name}: {error!r}")
         found = replace(found, seconds=round(time.monotonic() - began, 3))
         self.told(found)
         return found
 
-    def _compare(self, known: TableState, gather: bool) -> Verdict:
+    def _compare(self, known: TableState, work: CopyTask) -> Verdict:
         version = self._point.entry.versions.get(known.name)
         if version is None:
             raise NotMirrored(
@@ -149,24 +188,23 @@ class Prover:
                 "see `walmere status`; then verify again",
             )
         scan = self._sink.scan(known.table, version, self._tasks.parallelism)
-        described, work = self._describe(known, gather)
-        schema = schema_of(described, work.codecs)
+        described, schema = work.table, schema_of(work.table, work.codecs)
         if not schema.equals(scan.schema):
             raise SinkMismatch(
                 f"comparing {known.name}",
                 f"its columns are {_columns(schema)} at the source, and {_columns(scan.schema)} in the target",
-                "`walmere resync` copies it again",
+                "a change of the table's definition comes with its next row; else `walmere resync` copies it again",
             )
         layout = Layout(schema, described.key, buckets_for(scan.rows))
         pieces, sampled = self._pieces(described, work, scan, layout)
-        counted = self._tasks.map(count, pieces, functools.partial(self.tell, known.name))
-        here, there = (_sum(counted, side, layout.buckets) for side in (SOURCE, TARGET))
-        differing = here.differing(there)
+        none = nothing(layout.buckets)
+        counted = self._tasks.add(count, pieces, Counted(none, none), functools.partial(self.tell, known.name))
+        differing = counted.source.differing(counted.target)
         found = Verdict(
             known.name,
-            here.total,
-            there.total,
-            unrecorded_rejects=self._unrecorded(known, counted),
+            counted.source.total,
+            counted.target.total,
+            unrecorded_rejects=self._unrecorded(known, counted.rejects),
             sample=self._options.sample if sampled else None,
         )
         if not len(differing):
@@ -180,19 +218,9 @@ class Prover:
             row_by_row.COMPARED,
         )
         rows = row_by_row.gather(compared, schema.names, described.key, most)
+        if not (rows.missing or rows.extra or rows.different):
+            raise SinkMismatch(f"comparing {known.name}", "fingerprints differ, and rows do not", "verify again")
         return replace(found, missing=rows.missing, extra=rows.extra, different=rows.different, examples=rows.examples)
-
-    def _describe(self, known: TableState, gather: bool) -> tuple[Table, CopyTask]:
-        """What the table is at the source in the snapshot, and a copy of it to take pieces from."""
-        source, made = self._source, self._point.snapshot
-        with (
-            snapshot.imported(source, APPLICATION, made) as connection,
-            speaking(source, f"looking at {known.name}"),
-        ):
-            described = table.describe(connection, source.publications, known.oid, gather)
-            types = catalog.types_of(connection, (column.type_oid for column in described.columns))
-        codecs = tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
-        return described, CopyTask(source, made, described, Range(described.parts[0], 0, None), codecs, self._sink)
 
     def _pieces(
         self, described: Table, work: CopyTask, scan: Scan, layout: Layout
@@ -232,21 +260,28 @@ class Prover:
         keys = [key for some in self._tasks.map(sample.sample_keys, tasks) for key in some]
         return sample.choose(keys, sample.order_of(key.type), percent, random.Random(self._options.seed))  # noqa: S311
 
-    def _unrecorded(self, known: TableState, counted: Sequence[Counted]) -> int:
-        """How many of the values that the source's rows reject are not among the rejects."""
-        rejected = np.unique(np.concatenate([each.rejects for each in counted]))
-        if not len(rejected):
-            return 0
+    def _unrecorded(self, known: TableState, rejected: frozenset[str]) -> int:
+        """How many of the texts that the source's rows have and the target cannot hold are not among the rejects."""
+        missing = set(rejected)
         name = Rejects.table(known.table)
-        recorded = [np.zeros(0, np.uint64)]
-        if self._sink.count(name):
+        if missing and self._sink.count(name):
             for piece in self._sink.scan(name, self._sink.version(name)).pieces:
-                recorded += [reject_hashes(batch) for batch in self._sink.read(piece)]
-        return len(np.setdiff1d(rejected, np.concatenate(recorded)))
+                for batch in self._sink.read(piece, ["value"]):
+                    missing.difference_update(batch.column("value").unique().to_pylist())
+        return len(missing)
 
 
-def _sum(counted: Sequence[Counted], side: int, buckets: int) -> Fingerprint:
-    return sum((each.fingerprint for each in counted if each.side == side), nothing(buckets))
+def _require_same(known: TableState, described: Table) -> None:
+    """Refuse a table that is published in another way, or has other partitions, than when its target was made."""
+    its, had = described.published, known.definition
+    if (described.schema, described.name) != known.table or (
+        had is not None and (its.how, its.leaves) != (had.how, had.leaves)
+    ):
+        raise NotMirrored(
+            f"comparing {known.name}",
+            "it was altered, or its publication or partitions were",
+            "verify again, when the subscription has noticed: that takes some seconds, or a new copy",
+        )
 
 
 def _columns(schema: pa.Schema) -> str:

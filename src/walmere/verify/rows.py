@@ -28,7 +28,7 @@ COMPARED: Final = (
 
 _COMPARE: Final = f"""
 WITH net AS (
-    SELECT name, row, count(*) FILTER (side = {SOURCE}) - count(*) FILTER (side = {TARGET}) AS surplus,
+    SELECT name, row, sum(CASE side WHEN {SOURCE} THEN copies ELSE -copies END) AS surplus,
            any_value(columns) AS columns, any_value(texts) AS texts
     FROM sides GROUP BY name, row HAVING surplus <> 0
 ), named AS (

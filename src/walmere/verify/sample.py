@@ -22,6 +22,7 @@ from walmere.verify.fingerprint import Layout, query, quoted
 _INTERVALS: Final = 200
 _MOST: Final = 20_000
 
+_QUOTE: Final = "'"
 _TEXTS: Final = (25, 1043)
 _CASTS: Final = {
     20: "int8",
@@ -100,7 +101,7 @@ def at_source(column: str, type_oid: int, intervals: Sequence[Interval]) -> str:
         utf8 = f"pg_catalog.convert_to({name}, 'UTF8')"
         return _either(utf8, intervals, lambda text: f"'\\x{text.encode().hex()}'::bytea")
     zone = "+00" if _CASTS[type_oid] == "timestamptz" else ""
-    return _either(name, intervals, lambda text: f"'{text}{zone}'::{_CASTS[type_oid]}")
+    return _either(name, intervals, lambda text: f"'{text.replace(_QUOTE, 2 * _QUOTE)}{zone}'::{_CASTS[type_oid]}")
 
 
 def in_target(place: int, kind: pa.DataType, intervals: Sequence[Interval]) -> str:
@@ -108,7 +109,7 @@ def in_target(place: int, kind: pa.DataType, intervals: Sequence[Interval]) -> s
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return _either(f"c{place}", intervals, str)
     cast = "DATE" if pa.types.is_date(kind) else "TIMESTAMP" if pa.types.is_timestamp(kind) else "VARCHAR"
-    return _either(f"c{place}", intervals, lambda text: "'" + text.replace("'", "''") + f"'::{cast}")
+    return _either(f"c{place}", intervals, lambda text: f"'{text.replace(_QUOTE, 2 * _QUOTE)}'::{cast}")
 
 
 def _either(column: str, intervals: Sequence[Interval], literal: Callable[[str], str]) -> str:
