@@ -14,17 +14,28 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Final
 
 NICE: Final = "WALMERE_WORKER_NICE"
+_SPARKS_OWN: Final = re.compile(r"/(?:pyspark\.zip|py4j-[^/]*\.zip|spark-[^/]*\.jar)(?:/|$)")
 
 
 def without_archives(path: list[str]) -> list[str]:
     """The path without zip files and jars, if PySpark can still be found on it."""
     lean = [place for place in path if not place.endswith((".zip", ".jar"))]
     return lean if any(Path(place, "pyspark", "daemon.py").exists() for place in lean) else path
+
+
+def forget_archives() -> None:
+    """Where Spark's own daemon forks the workers: have the next task of this one not read Spark's archives again.
+
+    They stay on the path, and what was read of them is kept by `zipimport`: only a new import looks at it again.
+    """
+    for place in [place for place in sys.path_importer_cache if _SPARKS_OWN.search(place)]:
+        del sys.path_importer_cache[place]
 
 
 def main() -> None:
