@@ -53,7 +53,7 @@ class Layout:
         return f"{self.hash(self.key or self.schema.names)} & {self.buckets - 1}"
 
     def hash(self, columns: Sequence[str]) -> str:
-        """Of these columns. Twice: DuckDB joins columns by XOR, and sums of that may miss values that were exchanged."""
+        """Of these columns. Twice: DuckDB joins them by XOR, and sums of that may miss values that were exchanged."""
         return f"hash(hash({', '.join(term for name in columns for term in self._terms(name))}))"
 
     def _terms(self, name: str) -> Iterator[str]:
