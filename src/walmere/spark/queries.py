@@ -120,6 +120,10 @@ class StreamQuery:
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         self._log = _Log(parse(given))
         options = self._log.options
+        if options.ending is not None:
+            raise ConfigError(
+                "reading a stream with format pgoutput", "option endingLsn is for batch reads", "leave it away"
+            )
         self._feed = self._log.feed()
         self._origin = self._log.take_origin()
         if self._feed is not None:
@@ -146,9 +150,7 @@ class StreamQuery:
         start, options = self._position, self._log.options
         if start is None:
             start = self._planner.start_lsn
-            with contextlib.suppress(
-                ChangeLogError
-            ):  # which counts only if there is no checkpoint, as `first` will say
+            with contextlib.suppress(ChangeLogError):  # `first` says so again if it counts: if there is no checkpoint
                 start = Lsn.parse(self.first()["lsn"])
         limited = options.max_bytes is not None and (self._asked or not options.available_now)
         self._asked = True
@@ -281,8 +283,14 @@ class _Log:
 
     def _is_wanted(self, plan: Plan, ref: BlockRef) -> bool:
         version = plan.definitions.get((ref.block.relation, ref.version))
-        if version is None:  # it was rolled back, and so were its rows
-            return False
+        if version is None:
+            if ref.aborted:  # then it was rolled back, and so were its rows
+                return False
+            raise ChangeLogDamaged(
+                f"reading the change log in {self.changelog}",
+                f"it lacks definition {ref.version} of relation {ref.block.relation}",
+                "`walmere drop`, and begin the subscription anew",
+            )
         return self.options.table in (None, (version.relation.namespace, version.relation.name))
 
     def _fitting(self, rows: Format, used: Iterable[RelationVersion]) -> Format:
