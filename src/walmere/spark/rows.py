@@ -34,7 +34,7 @@ from walmere.types.base import Cast, Mask, as_mask
 from walmere.types.flat import nested
 
 TOGETHER: Final = 20_000
-"""Rows that are decoded at once, at least, if there are so many; and sent to the JVM at once, at most."""
+"""Rows that are decoded at once, and sent to the JVM at once."""
 
 REJECTS: Final = pa.map_(pa.string(), pa.string())
 CHANGE: Final = (
@@ -80,9 +80,9 @@ def read(job: ReadJob) -> Iterator[pa.RecordBatch]:
     """Read, decode and cast what the job refers to, in its order."""
     for ref, some in _together(job):
         relation = job.blocks.versions[ref.block.relation, ref.version].relation
-        batch = job.rows.batch(some, relation, ref.segment.streamed)
-        for first in range(0, batch.num_rows, TOGETHER):
-            yield batch.slice(first, TOGETHER)
+        # a piece at a time: the JVM is busy with it while the next is decoded
+        for first in range(0, some.num_rows, TOGETHER):
+            yield job.rows.batch(some.slice(first, TOGETHER), relation, ref.segment.streamed)
 
 
 def _together(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
