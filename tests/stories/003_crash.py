@@ -66,6 +66,7 @@ def confirmed(database: Database) -> Lsn:
         pytest.param(False, 20, id="whole, 20 times", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_killed_many_times_the_log_holds_every_committed_transaction_once_in_order(
     database18: Database, tmp_path: Path, start_receiver: Start, streaming: bool, times: int
 ) -> None:

@@ -378,6 +378,7 @@ def test_a_copy_whose_connection_is_cut_is_made_in_the_same_run(database18: Data
     mirror.assert_equal("t")
 
 
+@pytest.mark.long
 def test_while_a_copy_waits_for_an_open_transaction_the_other_tables_are_followed(
     database18: Database, tmp_path: Path
 ) -> None:

@@ -316,6 +316,7 @@ def changes_of(name: str) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.long
 def test_a_partitioned_table_comes_as_its_root_or_as_its_leaves(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(

@@ -118,6 +118,7 @@ def test_a_truncate_that_is_rolled_back_or_not_published_empties_nothing(databas
 @pytest.mark.parametrize(
     "via_root", [pytest.param(True, id="via root"), pytest.param(False, id="as partitions", marks=pytest.mark.long)]
 )
+@pytest.mark.long
 def test_truncate_of_partitioned_tables(database18: Database, tmp_path: Path, via_root: bool) -> None:
     database = database18
     roots = ("alone", "refilled", "one_part", "rolled_back")

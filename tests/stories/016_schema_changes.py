@@ -87,6 +87,7 @@ def assert_equal(mirror: Mirror, *tables: str) -> None:
         mirror.assert_equal(table, columns=", ".join(f'"{column}"' for column in columns))
 
 
+@pytest.mark.long
 def test_each_change_of_a_definition_leads_to_equal_tables(database18: Database, tmp_path: Path) -> None:
     database = database18
     everything = {**IN_PLACE, **BY_COPY}

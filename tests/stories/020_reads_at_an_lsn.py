@@ -29,7 +29,6 @@ from walmere.subscription.ledger import Ledger
 TABLES = ("giro", "savings")
 ROWS = 50
 TOTAL = 2 * ROWS * 1000
-READS = 1000
 
 
 def create(database: Database) -> None:
@@ -97,8 +96,9 @@ def spark_sum(spark: SparkSession, point: walmere.Point) -> int:
 
 
 @pytest.mark.timeout(480)
-def test_a_thousand_reads_under_load_see_whole_transactions_and_plain_reads_see_halves(
-    database18: Database, tmp_path: Path
+@pytest.mark.parametrize("reads", [100, pytest.param(1000, marks=pytest.mark.long)])
+def test_reads_under_load_see_whole_transactions_and_plain_reads_see_halves(
+    database18: Database, tmp_path: Path, reads: int
 ) -> None:
     database = database18
     mirror = begin(database, tmp_path)
@@ -110,7 +110,7 @@ def test_a_thousand_reads_under_load_see_whole_transactions_and_plain_reads_see_
     with mirror.following(), transfers(database):
         spark = session("test", mirror.config.spark.master, mirror.config.spark.settings)
         eventually(lambda: plain_sum(tmp_path / "lake") != TOTAL, 120, lambda: "plain reads were right all the time")
-        for number in range(READS):
+        for number in range(reads):
             point = lake.latest() if number % 2 else rng.choice(lake.points())
             assert arrow_sum(point) == TOTAL, point
             seen.add(point.lsn)
@@ -120,7 +120,7 @@ def test_a_thousand_reads_under_load_see_whole_transactions_and_plain_reads_see_
             if number % 250 == 0:
                 assert spark_sum(spark, point) == TOTAL, point
                 assert walmere.read(spark, mirror.file, "giro", lsn=point.lsn).count() == ROWS
-    assert len(seen) > 10, "it followed meanwhile"
+    assert len(seen) > 3, "it followed meanwhile"
     mirror.run_once()
     mirror.assert_equal(*TABLES)
     assert arrow_sum(lake.latest()) == TOTAL
@@ -184,6 +184,7 @@ def test_what_is_published_is_what_the_ledger_has_and_a_run_puts_it_right(databa
     mirror.assert_equal(*TABLES)
 
 
+@pytest.mark.long
 def test_a_table_that_is_copied_again_is_in_a_point_as_it_was_as_it_is_or_not_at_all(
     database18: Database, tmp_path: Path
 ) -> None:

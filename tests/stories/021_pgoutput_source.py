@@ -214,6 +214,7 @@ def test_all_tables_as_json_that_spark_parses(database18: Database, tmp_path: Pa
     assert found[5].row is None
 
 
+@pytest.mark.long
 def test_a_query_that_is_killed_goes_on_and_has_every_change_once(database18: Database, tmp_path: Path) -> None:
     database = database18
     MixedLoad.create(database)
@@ -316,6 +317,7 @@ def test_available_now_has_all_there_is_and_other_triggers_are_limited(database1
     assert ends == sorted(ends, key=Lsn.parse)
 
 
+@pytest.mark.long
 def test_a_query_receives_by_itself_and_the_log_is_kept_for_it_alone(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(
@@ -359,6 +361,7 @@ def test_a_query_receives_by_itself_and_the_log_is_kept_for_it_alone(database18:
         queries.read("t", dsn=database.dsn, startingLsn="0/1")
 
 
+@pytest.mark.long
 def test_a_log_is_kept_for_a_query_that_asks_for_it(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
@@ -378,6 +381,7 @@ def test_a_log_is_kept_for_a_query_that_asks_for_it(database18: Database, tmp_pa
     assert first._commit_lsn < (origins.applied() or 0) <= queries.read("t")[1]._commit_lsn
 
 
+@pytest.mark.long
 def test_a_definition_that_changes_ends_the_query_and_its_next_start_has_it(
     database18: Database, tmp_path: Path
 ) -> None:

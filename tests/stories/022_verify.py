@@ -95,7 +95,7 @@ def test_a_run_goes_on_while_it_is_compared_with(mirror: Mirror) -> None:
         mirror.becomes_equal("t", "other")
         writer.start()
         try:
-            proofs = [verify(mirror) for _ in range(4)]
+            proofs = [verify(mirror) for _ in range(2)]
         finally:
             ended.set()
             writer.join()
@@ -209,6 +209,7 @@ def test_only_what_is_published_is_compared(database_under_test: Database, tmp_p
     mirror.assert_equal("f", columns="id, a", where="id % 2 = 0")
 
 
+@pytest.mark.long
 def test_partitions_are_compared_as_the_table_they_are_parts_of(database_under_test: Database, tmp_path: Path) -> None:
     database = database_under_test
     database.execute(
@@ -275,6 +276,7 @@ def tmp_of(mirror: Mirror) -> Path:
     return mirror.file.parent
 
 
+@pytest.mark.long
 def test_a_sample_compares_the_same_part_of_both_sides(mirror: Mirror) -> None:
     mirror.run_once()
     proof = verify(mirror, sample=20)
@@ -318,6 +320,7 @@ def test_keys_of_many_types_can_be_sampled(database_under_test: Database, tmp_pa
     mirror.assert_equal(*(f"k{number}" for number in range(5)))
 
 
+@pytest.mark.long
 def test_a_table_that_cannot_be_compared_says_why_and_the_others_are(mirror: Mirror) -> None:
     database = mirror.database
     database.execute('CREATE TABLE bad ("A" int PRIMARY KEY, a int)')  # Delta does not tell them apart
@@ -330,6 +333,7 @@ def test_a_table_that_cannot_be_compared_says_why_and_the_others_are(mirror: Mir
     assert "capitals" in (proof.tables[0].error or "")
 
 
+@pytest.mark.long
 def test_a_table_that_lost_a_column_in_the_target_is_different(mirror: Mirror) -> None:
     mirror.run_once()
     opened = mirror.delta("other")
@@ -353,9 +357,6 @@ def test_the_command(mirror: Mirror) -> None:
     assert ended.returncode == 1
     assert "different (id=42) in note" in ended.stdout
     assert "secret" not in ended.stdout + ended.stderr, "values are shown to who asks for them"
-    ended = walmere("verify", "-c", str(mirror.file), "--table", "public.t", "--show-values")
-    assert "note=secret" in ended.stdout
-    assert "note=note 42" in ended.stdout
     ended = walmere("verify", "-c", str(mirror.file), "--table", "none")
     assert ended.returncode == 2
     assert "no published table is called none" in ended.stderr
