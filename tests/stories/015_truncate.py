@@ -71,6 +71,7 @@ def test_every_form_of_truncate_is_mirrored(database18: Database, tmp_path: Path
     mirror.assert_equal(*plain, *tied)
 
 
+@pytest.mark.long
 def test_a_truncate_that_is_rolled_back_or_not_published_empties_nothing(database18: Database, tmp_path: Path) -> None:
     database = database18
     tables = ("rolled_back", "to_savepoint", "after_savepoint", "streamed")

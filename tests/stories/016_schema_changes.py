@@ -164,6 +164,7 @@ def test_definitions_change_under_load_while_others_are_followed(database18: Dat
     assert_equal(mirror, "t", "other")
 
 
+@pytest.mark.long
 def test_a_partitioned_table_changes_with_its_partitions(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(
