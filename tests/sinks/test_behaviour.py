@@ -34,7 +34,6 @@ from sinks.histories import (
 from walmere.errors import SinkError, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.sinks.base import APPEND, OVERWRITE, Identity, Sink, TableName
-from walmere.sinks.points import Entry
 from walmere.spark.fold import fold
 
 TABLE = TableName("public", "orders")
@@ -567,73 +566,6 @@ def test_errors_of_a_sink_cross_a_process_border() -> None:
         assert (type(again), str(again)) == (kind, str(kind("doing", "wrong", "hint")))
 
 
-def point(lsn: int, **versions: int) -> Entry:
-    return Entry(Lsn(lsn), lsn * 1_000_000, {f"public.{name}": version for name, version in versions.items()})
-
-
-@pytest.mark.parametrize("name", ["shop", "Der Laden/…", "_delta_log", "."])
-def test_points_are_published_one_after_the_other(target: Target, name: str) -> None:
-    publisher = target.sink.publisher(name, [])
-    assert target.newest(name) is None
-    published = [point(1, a=1), point(2, a=2, b=1), point(2, a=2, b=2), point(3, b=2)]
-    for number, each in enumerate(published, 1):
-        publisher.publish(each)
-        assert target.newest(name) == each
-        assert target.points(name) == published[:number]
-
-
-def test_names_of_tables_are_published_as_they_are(target: Target) -> None:
-    names = [str(TableName(*name)) for name in (("a.b", "c"), ("a", "b.c"), ("a", 'say "x"'), ("_walmere", "shop"))]
-    each = Entry(Lsn(1), None, {name: number for number, name in enumerate(names)})
-    target.sink.publisher("shop", []).publish(each)
-    assert (target.newest("shop"), target.points("shop")) == (each, [each])
-    assert [str(TableName.parse(name)) for name in names] == names
-
-
-def test_a_run_puts_right_what_was_published_before(target: Target) -> None:
-    first = target.sink.publisher("shop", [])
-    for each in (point(1, a=1), point(2, a=2)):
-        first.publish(each)
-    known = [point(1, a=1), point(2, a=2), point(3, a=3)]  # a crash came between the ledger and this
-    second = target.again().publisher("shop", known)
-    assert (target.newest("shop"), target.points("shop")) == (known[-1], known)
-    second.publish(point(4, a=4))
-    assert target.points("shop") == [*known, point(4, a=4)]
-    third = target.again().publisher("shop", [])  # it begins anew, perhaps with another source
-    assert target.newest("shop") == point(4, a=4), "readers have what there is until there is more"
-    third.publish(point(1, a=7))
-    assert (target.newest("shop"), target.points("shop")) == (point(1, a=7), [point(1, a=7)])
-
-
-def test_two_subscriptions_do_not_mix(target: Target) -> None:
-    one, other = target.sink.publisher("one", []), target.sink.publisher("other", [])
-    one.publish(point(1, a=1))
-    other.publish(point(9, b=9))
-    assert (target.newest("one"), target.newest("other")) == (point(1, a=1), point(9, b=9))
-
-
-def test_readers_have_one_point_or_another_and_never_a_mixture(target: Target) -> None:
-    publisher = target.sink.publisher("shop", [point(1, a=1, b=1)])
-    done = threading.Event()
-
-    def publish() -> None:
-        for number in range(2, 100):
-            publisher.publish(point(number, a=number, b=number))
-        done.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(publish)
-        last = 0
-        while not done.is_set() and not writing.done():
-            newest = target.newest("shop")
-            assert newest is not None
-            assert newest == point(newest.lsn, a=newest.lsn, b=newest.lsn)
-            assert newest in target.points("shop")
-            assert newest.lsn >= last
-            last = newest.lsn
-        writing.result()
-
-
 def test_a_version_that_was_published_outlives_its_replacement_and_the_tidying(target: Target) -> None:
     begin(target.sink, row(1))
     version = target.sink.version(TABLE)
@@ -642,3 +574,21 @@ def test_a_version_that_was_published_outlives_its_replacement_and_the_tidying(t
     assert target.sink.version(TABLE) > version
     assert target.sink.keep_seconds > 0
     assert same_rows(rows_of(target.read_at(TABLE, version)), [row(1)])
+
+
+def test_a_version_is_read_back_in_pieces_whatever_came_later(target: Target) -> None:
+    begin(target.sink, row(1), row(2), row(3), row(4))
+    version = target.sink.version(TABLE)
+    do(target.sink, update(1, count=9), delete(2), insert(5))
+    scan = target.sink.scan(TABLE, version, 2)
+    assert (scan.rows, scan.schema.names) == (4, SCHEMA.names)
+    assert len(scan.pieces) == 2, "the copy was made by two tasks"
+    pieces = pickle.loads(pickle.dumps(scan.pieces))
+    batches = [batch for piece in pieces for batch in target.sink.read(piece)]
+    assert same_rows(rows_of(pa.Table.from_batches(batches)), [row(1), row(2), row(3), row(4)])
+    [name] = SCHEMA.names[1:2]
+    some = pa.Table.from_batches(batch for piece in pieces for batch in target.sink.read(piece, [name]))
+    assert (some.column_names, sorted(some[name].to_pylist())) == ([name], [1, 2, 3, 4])
+    do(target.sink, TRUNCATE, lsn=300)
+    empty = target.sink.scan(TABLE, target.sink.version(TABLE))
+    assert (empty.rows, [batch for piece in empty.pieces for batch in target.sink.read(piece)]) == (0, [])

@@ -59,7 +59,7 @@ from walmere.sinks.history import KEEP_SECONDS
 from walmere.sinks.parquet import Directory, conform, write
 from walmere.sinks.points import Entry
 from walmere.sinks.published import PLACE, LakePublisher
-from walmere.sinks.rewrite import DataFile, Files, rewrite
+from walmere.sinks.rewrite import DataFile, Files, bins, rewrite
 
 APP_ID: Final = "walmere"
 
@@ -304,20 +304,13 @@ class DeltaSink:
         schema = arrow_schema(opened)
         files, actions = files_of(opened)
         size = min(SCAN_BYTES, sum(file.size for file in files) // at_least)
-        pieces: list[list[DataFile]] = []
-        room = 0
-        for file in files:
-            if not pieces or room <= 0:
-                pieces.append([])
-                room = size
-            pieces[-1].append(file)
-            room -= file.size
+        pieces = bins(files, lambda file: file.size, size)
         rows = sum(actions["num_records"].to_pylist()) - sum(
             len(file.deleted) for file in files if file.deleted is not None
         )
-        return Scan(schema, rows, [_Piece(table, schema, tuple(some)) for some in pieces])
+        return Scan(schema, rows, [FilePiece(table, schema, tuple(some)) for some in pieces])
 
-    def read(self, piece: _Piece, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: FilePiece, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a piece, from within a task; of these columns, or all."""
         directory = self._directory(piece.table)
         schema = piece.schema if columns is None else pa.schema([piece.schema.field(name) for name in columns])
@@ -451,7 +444,9 @@ def _hours(name: str, interval: str | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class FilePiece:
+    """Files of a table, for `read`."""
+
     table: TableName
     schema: pa.Schema
     files: tuple[DataFile, ...]

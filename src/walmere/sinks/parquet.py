@@ -71,8 +71,12 @@ class Directory:
     def read(self, name: str) -> bytes | None:
         """A small file, as it is now; None if there is none."""
         try:
-            with self.filesystem.open_input_file(name) as stream:
-                return bytes(stream.read())
+            while True:
+                with self.filesystem.open_input_file(name) as stream:
+                    content = bytes(stream.read())
+                # deltalake asks for the size first: of an object that is replaced then it would have the beginning
+                if self.local or self.filesystem.get_file_info(name).size == len(content):
+                    return content
         except FileNotFoundError:
             return None
 

@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 
 from walmere.errors import LakeError, SinkMismatch
 from walmere.sinks.base import TableName
-from walmere.sinks.delta import DeltaSink, arrow_schema, files_of
+from walmere.sinks.delta import DeltaSink, FilePiece, arrow_schema, files_of
 from walmere.sinks.parquet import Directory
 from walmere.sinks.rewrite import DataFile
 
@@ -29,8 +29,9 @@ class Pinned:
             raise self.gone(error) from error
         if self._opened.metadata().partition_columns:
             raise LakeError(self._doing, "it is partitioned; no table of Walmere's is", "read it with `deltalake`")
+        self.sink = sink
         self.directory = Directory(sink.location(table), sink.storage_options)
-        self.storage_options = sink.storage_options
+        self._table = table
         self.schema: pa.Schema = arrow_schema(self._opened)
         self.spark_schema = self._opened.schema().to_json()
 
@@ -39,6 +40,10 @@ class Pinned:
         said = str(error).partition("\n")[0]
         hint = "it was kept for as long as [target] keep_seconds says; read a newer point"
         return LakeError(self._doing, f"it is not there, or not any more: {said}", hint)
+
+    def piece(self, file: DataFile) -> FilePiece:
+        """For `sink.read`."""
+        return FilePiece(self._table, self.schema, (file,))
 
     def files(self) -> tuple[list[DataFile], list[DataFile]]:
         """Those that are read as they are, and those with deleted rows."""

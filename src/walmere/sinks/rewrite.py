@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,8 @@ _EXACT_BOUNDS: Final = 10_000
 """Up to so many keys, each is looked for between a file's bounds; of more, only the least and the greatest."""
 
 _NONE: Final = np.zeros(0, np.int64)
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class _Rewriting:
         homeless = np.ones(len(upserts), np.bool_)
         jobs: list[list[pa.Table | _Hits]] = []
         sizes: list[int] = []
-        for together in _bins(hits, self.file_size):
+        for together in bins(hits, lambda hit: hit.file.size, self.file_size):
             stays = np.concatenate([hit.which for hit in together]) - len(net.deletes)
             stays = np.unique(stays[stays >= 0])
             stays = stays[homeless[stays]]  # a key twice in the target, against all rules, is mended here
@@ -227,16 +229,16 @@ def _lost(count: int) -> SinkMismatch:
     )
 
 
-def _bins(hits: Sequence[_Hits], file_size: int) -> Iterator[list[_Hits]]:
-    """Files that become one: neighbours, as long as they are small."""
-    together: list[_Hits] = []
+def bins(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """Neighbours together, as long as they are no larger than that."""
+    together: list[Item] = []
     size = 0
-    for hit in hits:
-        if together and size + hit.file.size > file_size:
+    for item in items:
+        if together and size + size_of(item) > most:
             yield together
             together, size = [], 0
-        together.append(hit)
-        size += hit.file.size
+        together.append(item)
+        size += size_of(item)
     if together:
         yield together
 

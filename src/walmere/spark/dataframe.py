@@ -17,9 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from walmere.sinks.parquet import Directory
 from walmere.sinks.pinned import Pinned
-from walmere.sinks.rewrite import DataFile
 
 __all__ = ["DataFrame", "SparkSession", "dataframe"]
 
@@ -40,10 +38,9 @@ def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
         paths = [f"{scheme}{pinned.directory.location}/{file.path}" for file in plain]
         parts.append(spark.read.schema(schema).options(**_OPTIONS).parquet(*paths))
     if marked:
-        options = None if pinned.storage_options is None else dict(pinned.storage_options)
-        rows = functools.partial(_rows, pinned.directory.location, options, pinned.schema)
-        references = spark.createDataFrame([(pickle.dumps(file),) for file in marked], "file binary")
-        parts.append(references.repartition(len(marked)).mapInArrow(rows, schema))
+        references = [(pickle.dumps((pinned.sink, pinned.piece(file))),) for file in marked]
+        files = spark.createDataFrame(references, "file binary").repartition(len(marked))
+        parts.append(files.mapInArrow(_rows, schema))
     if not parts:
         return spark.createDataFrame([], schema)
     return functools.reduce(DataFrame.unionAll, parts)
@@ -57,13 +54,9 @@ def _schema(text: str) -> StructType:
     return StructType.fromJson(content)
 
 
-def _rows(
-    location: str, options: dict[str, str] | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of files with deletion vectors. Runs in a task."""
-    directory = Directory(location, options)
     for batch in batches:
         for reference in batch.column("file").to_pylist():
-            file: DataFile = pickle.loads(reference)  # noqa: S301
-            for table in file.tables(directory, schema):
-                yield from table.to_batches()
+            sink, piece = pickle.loads(reference)  # noqa: S301
+            yield from sink.read(piece)
