@@ -32,6 +32,12 @@ AROUND = """An error occurred while calling z:org.apache.spark.api.python.Python
             *(SourceUnavailable, "copying t", "gone", ""),
         ),
         ("ValueError: odd", WalmereError, "running a task on Spark", "ValueError: odd", ""),
+        (
+            "\tat org.apache.spark.Here.now(Here.scala:1)",  # nothing in Python went wrong
+            *(WalmereError, "running a task on Spark"),
+            "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times",
+            "",
+        ),
     ],
 )
 def test_the_error_of_a_task_comes_back(text: str, kind: type[WalmereError], doing: str, wrong: str, hint: str) -> None:

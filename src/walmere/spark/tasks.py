@@ -97,6 +97,7 @@ def failure(error: Exception) -> WalmereError:
             kind = getattr(errors, found[1], WalmereError)
             hint = said[number + 1] if number + 1 < len(said) else ""
             return kind(found[2], found[3], hint.removeprefix("hint: ") if hint.startswith("hint: ") else "")
-    python = [line for line in said if re.match(r"[\w.]+(Error|Exception): ", line)]
-    own = [line for line in python if "spark" not in line and "py4j" not in line]
-    return WalmereError("running a task on Spark", (own or python or said or [repr(error)])[-1])
+    causes = [line.removeprefix(": ").removeprefix("Caused by: ") for line in said]
+    raised = [line for line in causes if re.match(r"[\w.$]+(Error|Exception): ", line)]
+    own = [line for line in raised if "spark" not in line and "py4j" not in line]
+    return WalmereError("running a task on Spark", (own or raised or [said[0] if said else repr(error)])[-1])
