@@ -163,11 +163,10 @@ def test_rows_too_few_too_many_twice_or_all_wrong_are_found_and_named(mirror: Mi
     assert (found.missing, found.extra, found.different) == (0, 1, 0)
     assert [(row.what, row.key) for row in found.examples] == [("extra", {"code": "c999"})]
     damage(mirror, "t", lambda rows: pa.concat_tables([rows, missing]))
-    damage(mirror, "t", lambda rows: pa.concat_tables([rows, rows.slice(41, 1)]))
-    twice = str(mirror.delta("t").to_pyarrow_table()["id"][41].as_py())
+    damage(mirror, "t", lambda rows: pa.concat_tables([rows, rows.filter(pa.compute.equal(rows["id"], 41))]))
     found = verdict(mirror, "t")
     assert (found.target_rows, found.missing, found.extra, found.different) == (2001, 0, 1, 0)
-    assert [(row.what, row.key) for row in found.examples] == [("extra", {"id": twice})]
+    assert [(row.what, row.key) for row in found.examples] == [("extra", {"id": "41"})]
     damage(mirror, "t", lambda rows: rows.set_column(1, rows.schema.field(1), pa.nulls(len(rows), pa.string())))
     found = verdict(mirror, "t", examples=5)
     assert (found.missing, found.extra, found.different) == (0, 1, 2000), "all of it is counted, and some named"
