@@ -5,7 +5,6 @@ Run as `python -m bench.changes [--server 15] [--rounds 3] [--small]`, or with a
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -17,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench.load import inserts
 from bench.side_by_side import Report
-from bench.source import newest, scratch_config, source
+from bench.source import options, scratch_config, source
 from walmere import config as configuration
 from walmere.lsn import Lsn
 from walmere.subscription.receiver import Receiver
@@ -27,11 +26,7 @@ RATE = 500_000
 
 def main() -> None:
     """Rows per second and core, and the ratio to Parquet, on one core and on two."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", type=int, default=newest(), help="major version of the server")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="a hundredth of the rows, to see that it works")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     transactions = 20 if arguments.small else 2000
     report = Report("changes: log → typed rows in Spark", {"server": arguments.server, "small": arguments.small})
     with tempfile.TemporaryDirectory(prefix="walmere-bench-") as scratch:

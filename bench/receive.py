@@ -6,7 +6,6 @@ a copy of the same slot. Run as `make bench-receive`, or `python -m bench.receiv
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from bench.load import Load, inserts, mixed
 from bench.side_by_side import Report, Run, timed
-from bench.source import Source, newest, scratch_config, source
+from bench.source import Source, options, scratch_config, source
 
 LARGE = "CREATE TABLE a3 (id bigint PRIMARY KEY, note text)"
 FILL_LARGE = "INSERT INTO a3 SELECT i, md5(i::text) || md5(i::text) FROM generate_series({first}, {last}) i"
@@ -79,11 +78,7 @@ class Bench:
 
 def main() -> None:
     """All bars."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", type=int, default=newest(), help="major version of the server")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="a hundredth of the rows, to see that it works")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     scale = 100 if arguments.small else 1
     report = Report("receive: slot → durable change log", {"server": arguments.server, "small": arguments.small})
     with source(arguments.server) as made, tempfile.TemporaryDirectory(prefix="walmere-bench-") as directory:

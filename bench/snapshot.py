@@ -5,13 +5,12 @@ Run as `python -m bench.snapshot [--server 15] [--rounds 3] [--small]`, or with 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
 from bench.ours import Ours, warm
 from bench.side_by_side import Report, Run
-from bench.source import native, newest, source
+from bench.source import Source, native, options, source
 
 CREATE = """
 CREATE TABLE b (id bigint PRIMARY KEY, customer int, status text, amount numeric(12,2), created timestamptz,
@@ -24,13 +23,18 @@ INSERT INTO b SELECT i, i % 777, 'shipped', (i % 10000 * 13.37)::numeric(12,2), 
 """
 
 
+def fill(made: Source, rows: int) -> None:
+    """Table b, published."""
+    print(f"making {rows:,} rows …")
+    made.sql.execute(CREATE)
+    made.sql.execute(FILL.format(rows=rows).encode())
+    made.sql.execute("VACUUM (ANALYZE, FREEZE) b")
+    made.sql.execute("CREATE PUBLICATION b FOR TABLE b")
+
+
 def main() -> None:
     """Both bars."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", type=int, default=newest(), help="major version of the servers")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="a hundredth of the rows, to see that it works")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     rows = 50_000 if arguments.small else 5_000_000
     report = Report("snapshot: source → committed Delta", {"server": arguments.server, "small": arguments.small})
     with (
@@ -38,11 +42,7 @@ def main() -> None:
         native(made, arguments.server) as subscriber,
         tempfile.TemporaryDirectory(prefix="walmere-bench-") as directory,
     ):
-        print(f"making {rows:,} rows …")
-        made.sql.execute(CREATE)
-        made.sql.execute(FILL.format(rows=rows).encode())
-        made.sql.execute("VACUUM (ANALYZE, FREEZE) b")
-        made.sql.execute("CREATE PUBLICATION b FOR TABLE b")
+        fill(made, rows)
         report.facts["spark_start_seconds"], report.facts["warm_up_seconds"] = warm(made, Path(directory))
         ours = Ours(made, Path(directory) / "ours", "b")
 

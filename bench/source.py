@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import subprocess
 import time
@@ -161,8 +162,13 @@ def native(of: Source, major: int) -> Iterator[Native]:
         server.remove()
 
 
-def newest() -> int:
-    return max(binaries())
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What every benchmark can be told."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--server", type=int, default=max(binaries()), help="major version of the servers")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="a hundredth of the rows, to see that it works")
+    return parser
 
 
 def scratch_config(server: Server, directory: Path, publication: str, slot: str, more: str = "") -> Path:

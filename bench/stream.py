@@ -9,7 +9,6 @@ all others by `make bench`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import statistics
@@ -30,7 +29,7 @@ from matplotlib import pyplot
 from bench.load import Load, inserts, mixed
 from bench.ours import Ours, warm
 from bench.side_by_side import RESULTS, Report, Run
-from bench.source import Native, Source, native, newest, source
+from bench.source import Native, Source, native, options, source
 from walmere.sinks.base import TableName
 from walmere.spark.apply import Applied, Apply
 
@@ -200,10 +199,7 @@ def _plot(sent: np.ndarray, delay: np.ndarray, path: Path) -> None:
 def main() -> None:
     """All bars."""
     bars = ("inserts", "mixed", "freshness", "growth")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", type=int, default=newest(), help="major version of the servers")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="a hundredth of the rows, to see that it works")
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=bars, default=bars)
     arguments = parser.parse_args()
     scale = 100 if arguments.small else 1

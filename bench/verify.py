@@ -9,7 +9,6 @@ Run as `python -m bench.verify [--server 15] [--rounds 3] [--small]`, or with al
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import subprocess
 import sys
@@ -21,8 +20,8 @@ import psutil
 
 from bench.ours import Ours, warm
 from bench.side_by_side import Report, Run
-from bench.snapshot import CREATE, FILL
-from bench.source import newest, scratch_config, source
+from bench.snapshot import fill
+from bench.source import options, scratch_config, source
 from walmere.api import Subscription
 
 MEMORY = 1 << 30
@@ -47,22 +46,14 @@ def measured(command: list[str]) -> Run:
 
 def main() -> None:
     """Both bars."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", type=int, default=newest(), help="major version of the servers")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="a hundredth of the rows, to see that it works")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     rows = 50_000 if arguments.small else 5_000_000
     report = Report("verify: source = target", {"server": arguments.server, "small": arguments.small})
     with (
         source(arguments.server) as made,
         tempfile.TemporaryDirectory(prefix="walmere-bench-") as directory,
     ):
-        print(f"making {rows:,} rows …")
-        made.sql.execute(CREATE)
-        made.sql.execute(FILL.format(rows=rows).encode())
-        made.sql.execute("VACUUM (ANALYZE, FREEZE) b")
-        made.sql.execute("CREATE PUBLICATION b FOR TABLE b")
+        fill(made, rows)
         report.facts["spark_start_seconds"], report.facts["warm_up_seconds"] = warm(made, Path(directory))
         ours = Ours(made, Path(directory) / "ours", "b")
         ours.run("b", made.end())
