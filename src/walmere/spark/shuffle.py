@@ -1,6 +1,4 @@
-"""Rows of many pieces, brought together by a column: the one place where rows pass through the JVM, because it shuffles
-and spills them.
-"""
+"""Rows of many pieces, brought together by a column. They pass through the JVM, because it shuffles and spills them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
@@ -41,7 +41,7 @@ from walmere.subscription.evolution import in_place
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import Definition, Phase, TableState
 from walmere.subscription.tables import Tables
-from walmere.types import copytext
+from walmere.types import PgType, copytext
 from walmere.types.base import Codec
 from walmere.types.codec import codec
 
@@ -136,6 +136,17 @@ def copy_piece(task: CopyTask) -> Copied:
     return Copied(
         files, rows, task.sink.stage(Rejects.table(name), [rejected]) if rejected.num_rows else [], rejected.num_rows
     )
+
+
+def look(connection: Connection, source: Source, oid: int, gather: bool) -> tuple[Table, dict[int, PgType]]:
+    """What a table is now, or in the connection's snapshot, and those of its columns' types that are not built in."""
+    described = table.describe(connection, source.publications, oid, gather)
+    return described, catalog.types_of(connection, (column.type_oid for column in described.columns))
+
+
+def codecs_of(described: Table, types: Mapping[int, PgType]) -> tuple[Codec, ...]:
+    """How the text of each column is cast."""
+    return tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
 
 
 def schema_of(described: Table, codecs: Sequence[Codec]) -> pa.Schema:
@@ -261,8 +272,7 @@ class TableSync:
             speaking(self._source, f"looking at {known.name}"),
         ):
             missing = table.missing_values(connection, oid)  # before the filenodes: a rewrite in between is noticed
-            described = table.describe(connection, self._source.publications, oid, self._gather)
-            types = catalog.types_of(connection, (column.type_oid for column in described.columns))
+            described, types = look(connection, self._source, oid, self._gather)
         self._tables.learn(types)
         now = self._definition(described)
         evolution = None if missing is None else in_place(had, now, missing, self._tables.types)
@@ -281,12 +291,11 @@ class TableSync:
         with snapshot.exported(source, slot, self._making_slots.add) as made:
             self._start(known, made.lsn)
             with snapshot.imported(source, slot, made) as connection, speaking(source, f"looking at {known.name}"):
-                described = table.describe(connection, source.publications, known.oid, self._gather)
-                types = catalog.types_of(connection, (column.type_oid for column in described.columns))
+                described, types = look(connection, source, known.oid, self._gather)
             if (described.schema, described.name) != known.table:
                 raise SourceUnavailable(f"copying {known.name}", f"it is called {described} by now")
             self._tables.learn(types)
-            codecs = tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
+            codecs = codecs_of(described, types)
             schema = schema_of(described, codecs)
             self._sink.create(known.table, schema)
             if (there := self._sink.applied(known.table)) is not None and there > made.lsn:

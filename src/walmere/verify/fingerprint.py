@@ -172,8 +172,3 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def _view(column: pa.Array) -> pa.Array:
     kind = _plain(column.type)
     return column if kind.equals(column.type) else column.view(kind)
-
-
-def quoted(name: str) -> str:
-    """An identifier in SQL."""
-    return '"' + name.replace('"', '""') + '"'

@@ -20,9 +20,8 @@ from walmere.sinks.base import Sink
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.tablesync import CopyTask, copied_rows
 from walmere.verify.fingerprint import Fingerprint, Layout, fingerprint, nothing, rows_of
+from walmere.verify.point import APPLICATION
 from walmere.verify.rows import SOURCE, TARGET
-
-APPLICATION = "walmere verify"
 
 
 @dataclass(frozen=True, slots=True)

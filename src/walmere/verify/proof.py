@@ -22,19 +22,18 @@ import pyarrow as pa
 from walmere.config import Source
 from walmere.errors import NotMirrored, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
-from walmere.publisher import catalog, snapshot, table
+from walmere.publisher import snapshot, table
 from walmere.publisher.connect import speaking
 from walmere.publisher.table import Part, Range, Table
 from walmere.sinks.base import Scan, Sink
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import TableState
-from walmere.subscription.tablesync import CopyTask, Tasks, schema_of
-from walmere.types.codec import codec
+from walmere.subscription.tablesync import CopyTask, Tasks, codecs_of, look, schema_of
 from walmere.verify import rows as row_by_row
 from walmere.verify import sample
 from walmere.verify.fingerprint import DIFFERENT_ROWS, Layout, buckets_for, nothing
-from walmere.verify.pieces import APPLICATION, Counted, DifferingRows, SourcePiece, TargetPiece, count
-from walmere.verify.point import Point
+from walmere.verify.pieces import Counted, DifferingRows, SourcePiece, TargetPiece, count
+from walmere.verify.point import APPLICATION, Point
 from walmere.verify.rows import Difference
 
 AT_ONCE: Final = 4
@@ -74,9 +73,7 @@ class Verdict:
     missing: int = 0  # rows that only the source has
     extra: int = 0  # rows that only the target has, also one that it has once too often
     different: int = 0  # rows of the same key, with other values
-    unrecorded_rejects: int = (
-        0  # different values that its types cannot hold, and that are not among its rejects either
-    )
+    unrecorded_rejects: int = 0  # values that its types cannot hold, each once, and that are not among its rejects
     seconds: float = 0.0
     sample: float | None = None  # percent of the rows that were compared; None: all
     examples: tuple[Difference, ...] = ()
@@ -155,12 +152,10 @@ class Prover:
             for known in tables:
                 try:
                     with speaking(source, f"looking at {known.name}"):
-                        described = table.describe(connection, source.publications, known.oid, gather)
-                        types = catalog.types_of(connection, (column.type_oid for column in described.columns))
+                        described, types = look(connection, source, known.oid, gather)
                     _require_same(known, described)
-                    codecs = tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
                     whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
-                    found.append(CopyTask(source, made, described, whole, codecs, self._sink))
+                    found.append(CopyTask(source, made, described, whole, codecs_of(described, types), self._sink))
                 except WalmereError as error:
                     found.append(error)
         return found

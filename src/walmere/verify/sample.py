@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from walmere.sinks.base import Sink
-from walmere.verify.fingerprint import Layout, query, quoted
+from walmere.verify.fingerprint import Layout, query
 
 _INTERVALS: Final = 200
 _MOST: Final = 20_000
@@ -96,7 +96,7 @@ def choose(keys: Sequence[str], order: Callable[[str], Any], percent: float, cho
 
 def at_source(column: str, type_oid: int, intervals: Sequence[Interval]) -> str:
     """In PostgreSQL's SQL. Text is compared by its bytes in UTF-8, whatever the database's encoding and collation."""
-    name = quoted(column)
+    name = '"' + column.replace('"', '""') + '"'
     if type_oid in _TEXTS:
         utf8 = f"pg_catalog.convert_to({name}, 'UTF8')"
         return _either(utf8, intervals, lambda text: f"'\\x{text.encode().hex()}'::bytea")
