@@ -31,7 +31,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -185,14 +185,6 @@ def _end(planner: Planner, start: Lsn) -> Lsn:
     return planner.end_of_batch(start, _ALL)
 
 
-class _Every(dict[int, Any]):
-    """The same for every relation."""
-
-    def get(self, key: int, default: Any = None) -> Any:
-        """Also for those that nobody has named."""
-        return self[0] if key else default
-
-
 class _Log:
     """The change log that a query reads, and all that is known about its tables."""
 
@@ -269,7 +261,7 @@ class _Log:
             return
         if start < planner.start_lsn:
             raise removed(self.changelog, start, planner.start_lsn)
-        plan = planner.plan(_Every({0: start}), end, _Every({0: 0}))
+        plan = planner.plan_all(start, end)
         if start < planner.start_lsn:  # it has been read anew
             raise removed(self.changelog, start, planner.start_lsn)
         refs = [ref for ref in plan.blocks.get(0, []) if self._is_wanted(plan, ref)]

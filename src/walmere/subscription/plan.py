@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,10 @@ PATIENCE: Final = 4.0
 """Seconds that a batch waits for more, at most, while behind."""
 QUIET: Final = 0.3
 """Seconds after which a log that did not grow is taken to be at the source's end."""
+
+
+PositionOf: TypeAlias = Callable[[int], Lsn | None]
+"""Of a relation; None: it takes no part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +129,16 @@ class Planner:
 
         `positions` has the position of each relation that takes part; `owners` of which table it is a part, if it is.
         """
-        self._read()
+        owner = owners or {}
         oldest = min(positions.values(), default=end)
+        return self._plan(oldest, end, positions.get, lambda relation: owner.get(relation, relation))
+
+    def plan_all(self, start: Lsn, end: Lsn) -> Plan:
+        """The same for every relation, from one position on. All together, under 0, in the order of the log."""
+        return self._plan(start, end, lambda relation: start if relation else None, lambda _: 0)
+
+    def _plan(self, oldest: Lsn, end: Lsn, position_of: PositionOf, owner: Callable[[int], int]) -> Plan:
+        self._read()
         if oldest < self._known_from:  # a copy that took its time
             self.close()
             self._open()
@@ -143,8 +155,8 @@ class Planner:
                 until = end if record.end_lsn > end else None  # the batch was cut in the middle of this one
                 last = record.commit_time if until is None else self._commit_time(record, until)
                 made.commit_time = made.commit_time if last is None else last
-                for ref, relation in _references(record, positions, until):
-                    made.blocks.setdefault((owners or {}).get(relation, relation), []).append(ref)
+                for ref, relation in _references(record, position_of, until):
+                    made.blocks.setdefault(owner(relation), []).append(ref)
             if record.end_lsn >= end:
                 break
         self._forget(min(oldest, end))
@@ -211,14 +223,14 @@ class Planner:
 
 
 def _references(
-    record: Transactions | Transaction, positions: Mapping[int, Lsn], until: Lsn | None
+    record: Transactions | Transaction, position_of: PositionOf, until: Lsn | None
 ) -> Iterator[tuple[BlockRef, int]]:
     single = isinstance(record, Transaction)
     if single and until is not None and record.commit_lsn >= until:
         return
     for segment in record.segments:
         for block in segment.blocks:
-            position = positions.get(block.relation)
+            position = position_of(block.relation)
             if position is not None and should_apply(position, record.commit_lsn):
                 yield (
                     BlockRef(
