@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from walmere import config as configuration
 from walmere.changelog.reader import LoggedTransaction, Reader
@@ -41,12 +41,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from walmere.reads import Lake
+    from walmere.running import Tell
     from walmere.subscription.launcher import Launcher
     from walmere.verify.proof import Options, Proof, Verdict
-
-Tell = Callable[[Mapping[str, Any]], None]
-
-_POLL: Final = 0.2
 
 
 class Subscription:
