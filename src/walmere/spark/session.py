@@ -19,6 +19,7 @@ from walmere.errors import ConfigError, NotConfigured
 from walmere.spark.daemon import NICE
 
 _JAVA: Final = 17
+_PYTHON: Final = Path(__file__).with_name("python")
 _ATTEMPTS: Final = 4  # of a task, as on a cluster
 _DEFAULTS: Final = {
     "spark.ui.enabled": "false",
@@ -48,13 +49,16 @@ def session(name: str, master: str, settings: Mapping[str, str], log: Path | Non
     """Start Spark, or find it running in this process. What the JVM has to say goes to the log, if there is one."""
     require_java()
     # Python workers take python3 from PATH otherwise, not the environment that Walmere is installed in
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    python = str(_PYTHON) if os.access(_PYTHON, os.X_OK) else sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", python)
+    os.environ["WALMERE_PYTHON"] = sys.executable
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach it
         master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)  # else no task is tried again
     builder = SparkSession.builder.appName(f"walmere {name}").master(master)
     defaults = {**_DEFAULTS, f"spark.executorEnv.{NICE}": "10"} if master.startswith("local") else _DEFAULTS
-    for key, value in {**defaults, "spark.pyspark.python": sys.executable, **settings}.items():
+    ours = {"spark.pyspark.python": python, "spark.executorEnv.WALMERE_PYTHON": sys.executable}
+    for key, value in {**defaults, **ours, **settings}.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryDirectory() as directory:
         path = log or Path(directory, "spark.log")
