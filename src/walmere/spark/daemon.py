@@ -1,17 +1,19 @@
-"""The process that Spark's Python workers are forked from, in place of `pyspark.daemon`, with three things done before.
+"""The process that Spark's Python workers are forked from, in place of `pyspark.daemon`, with four things done before.
 
 Spark puts its own archives first on the path of its workers, and has every task look through the path anew
 (`importlib.invalidate_caches`): each time, each worker reads the directories of these archives again, several times
 over, which is more than all the work of a small batch. Where PySpark is installed beside us they are not needed, and
 go.
 
-What a task needs is imported once, here, instead of in every worker.
+What a task needs is imported once, here, instead of in every worker. And then taken out of the sight of the garbage
+collector: Spark has it run after every task, over all modules there are, which took as long as a small task.
 
 And on the machine of the receiver, tasks stand back behind it: what it does not take, the source has to keep.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
@@ -47,7 +49,9 @@ def main() -> None:
 
     for module in ("walmere.spark.apply", "walmere.subscription.tablesync"):
         importlib.import_module(module)
-    importlib.import_module("pyspark.daemon").manager()
+    daemon = importlib.import_module("pyspark.daemon")
+    gc.freeze()
+    daemon.manager()
 
 
 if __name__ == "__main__":
