@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt scripts/venv
 
 test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 	@scripts/java
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test-long: $(READY)   ## the tests that take most of a minute each
 	@scripts/java

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from processes import Here
 from walmere.config import Config, Source, Subscription
 from walmere.demo.server import LOGICAL, Server, binaries
 
@@ -189,6 +190,12 @@ class Database:
                 with psycopg.connect(self.dsn, autocommit=True) as own:
                     own.execute(f"ROLLBACK PREPARED '{gid}'")
             admin.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """Runs commands."""
+    return Here(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
+from walmere.cli import main
 from walmere.config import Config
 from walmere.lsn import Lsn
 from walmere.subscription.receiver import Receiver
@@ -44,6 +47,21 @@ def write_config(config: Config, path: Path, **source: str) -> Path:
     subscription = f"name = '{its.name}'\ndirectory = '{its.directory}'\nsegment_bytes = {its.segment_bytes}"
     path.write_text(f"[source]\n{lines}\n[subscription]\n{subscription}\n")
     return path
+
+
+class Here:
+    """Runs commands in this process: starting one takes longer than what most tests are about."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["walmere", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
 
 
 def walmere(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from processes import walmere
-from walmere.cli import main
+from processes import Here, walmere
 
 GOOD = """
 [source]
@@ -27,26 +25,6 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "walmere.toml"
     path.write_text(GOOD.replace("DIRECTORY", str(tmp_path / "s")))
     return path
-
-
-class Here:
-    """Runs commands in this process: starting one takes longer than all that these tests are about."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
-        self._monkeypatch.setattr(sys, "argv", ["walmere", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self._capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return Here(monkeypatch, capsys)
 
 
 BAD = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,7 @@ from psycopg.sql import SQL, Identifier
 
 from conftest import Database
 from mirror import Mirror
-from processes import eventually, running, walmere
-from walmere.cli import main
+from processes import Here, eventually, running, walmere
 from walmere.errors import SinkError, WalmereError
 from walmere.lsn import Lsn
 from walmere.subscription.ledger import Ledger
@@ -148,9 +146,7 @@ def test_killed_in_the_middle_of_a_copy_and_of_batches_a_later_run_makes_all_equ
     mirror.assert_equal("ledger", columns="id, account, amount::text, note")
 
 
-def test_a_run_until_an_lsn_ends_with_0_when_it_is_applied(
-    database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_until_an_lsn_ends_with_0_when_it_is_applied(database18: Database, tmp_path: Path, here: Here) -> None:
     database = database18
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY)",
@@ -161,10 +157,8 @@ def test_a_run_until_an_lsn_ends_with_0_when_it_is_applied(
     mirror.run_once()
     database.execute("INSERT INTO t SELECT generate_series(101, 200)")
     until = insert_position(database)
-    monkeypatch.setattr(sys, "argv", ["walmere", "run", "-c", str(mirror.file), "--until", str(until)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
+    code, *_ = here("run", "-c", mirror.file, "--until", str(until))
+    assert code == 0
     assert all(table.applied_lsn >= until for table in mirror.tables())
     mirror.assert_equal("t")
 

@@ -10,8 +10,7 @@ import pytest
 
 from conftest import Database
 from mirror import Mirror
-from processes import eventually, walmere
-from walmere.cli import main
+from processes import Here, eventually, walmere
 from walmere.lsn import Lsn
 from walmere.sinks.base import TableName
 from walmere.subscription import requests
@@ -96,7 +95,7 @@ def test_a_table_that_is_dropped_and_made_anew_or_renamed_is_followed_under_its_
 
 
 def test_a_table_is_copied_again_on_request_and_readers_see_the_old_contents_until_then(
-    database18: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    database18: Database, tmp_path: Path, here: Here
 ) -> None:
     database = database18
     database.execute(
@@ -133,30 +132,28 @@ def test_a_table_is_copied_again_on_request_and_readers_see_the_old_contents_unt
     assert other.snapshot_lsn == copied_other.snapshot_lsn, "the other tables went on"
     # without a run, it is left for the next, or it makes one
     mirror.delta("t").delete("id = 8")
-    monkeypatch.setattr("sys.argv", ["walmere", "resync", "-c", str(mirror.file), "public.t", "--no-wait"])
-    with pytest.raises(SystemExit, match="0"):
-        main()
-    assert "or the next" in capsys.readouterr().out
+    code, said, _ = here("resync", "-c", mirror.file, "public.t", "--no-wait")
+    assert code == 0
+    assert "or the next" in said
     mirror.run_once()
     mirror.assert_equal("t", "other")
     mirror.delta("t").delete("id = 9")
-    monkeypatch.setattr("sys.argv", ["walmere", "resync", "-c", str(mirror.file), "public.t"])
-    with pytest.raises(SystemExit, match="0"):
-        main()
-    assert capsys.readouterr().out == "public.t: copied again\n"
+    assert here("resync", "-c", mirror.file, "public.t")[:2] == (0, "public.t: copied again\n")
     mirror.assert_equal("t", "other")
 
 
-def test_what_cannot_be_copied_again_is_said_and_nothing_is_asked(database18: Database, tmp_path: Path) -> None:
+def test_what_cannot_be_copied_again_is_said_and_nothing_is_asked(
+    database18: Database, tmp_path: Path, here: Here
+) -> None:
     database18.execute("CREATE SCHEMA a", "CREATE SCHEMA b", "CREATE TABLE a.t (id int)", "CREATE TABLE b.t (id int)")
     database18.execute("CREATE PUBLICATION pub FOR TABLE a.t, b.t")
     mirror = Mirror(database18, tmp_path)
     mirror.run_once()
     for name, wrong in {"t": "2 tables are called t", "c.t": "no published table is called c.t"}.items():
-        result = walmere("resync", "-c", mirror.file, name)
-        assert result.returncode == 2
-        assert wrong in result.stderr
-        assert "a.t, b.t" in result.stderr
+        code, _, said = here("resync", "-c", mirror.file, name)
+        assert code == 2
+        assert wrong in said
+        assert "a.t, b.t" in said
     assert requests.find(mirror.tables(), ["b.t"]) == [TableName("b", "t")]
     assert {each.phase for each in mirror.tables()} <= {Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY}
     mirror.assert_equal("t", schema="a")

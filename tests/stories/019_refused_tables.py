@@ -11,8 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from conftest import Database
 from mirror import Mirror
-from processes import walmere
-from walmere.cli import main
+from processes import Here, walmere
 from walmere.errors import WalmereError
 from walmere.subscription import launcher
 
@@ -22,7 +21,7 @@ def errors(mirror: Mirror) -> dict[str, str]:
 
 
 def test_what_is_refused_at_the_copy_names_the_table_and_the_way_out(
-    database18: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    database18: Database, tmp_path: Path, here: Here
 ) -> None:
     database = database18
     database.execute(
@@ -49,10 +48,8 @@ def test_what_is_refused_at_the_copy_names_the_table_and_the_way_out(
         assert all(part in errors(mirror)[table] for part in found), errors(mirror)[table]
     mirror.assert_equal("fine", "secret")
     assert DeltaTable(tmp_path / "lake" / "public" / "theirs").to_pyarrow_table() == theirs, "nothing was touched"
-    monkeypatch.setattr("sys.argv", ["walmere", "run", "-c", str(mirror.file), "--once"])
-    with pytest.raises(SystemExit, match="1"):
-        main()
-    said = capsys.readouterr().err
+    code, _, said = here("run", "-c", mirror.file, "--once")
+    assert code == 1
     assert "walmere: mirroring public." in said
     assert "hint: " in said
     # each way out leads out

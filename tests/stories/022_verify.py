@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from conftest import Database
 from mirror import Mirror
-from processes import eventually, running, walmere
+from processes import Here, eventually, running
 from walmere.api import Subscription
 from walmere.lsn import Lsn
 from walmere.verify.proof import Options, Proof, Verdict
@@ -109,19 +109,12 @@ def test_a_run_goes_on_while_it_is_compared_with(mirror: Mirror) -> None:
 def test_any_other_value_is_found_and_named(mirror: Mirror) -> None:
     mirror.run_once()
     damage(mirror, "t", lambda rows: put(rows, "price", "id", 77, pa.scalar(1).as_py()))
-    found = verdict(mirror, "t")
+    other, found = verify(mirror, show_values=True).tables
+    assert other.equal, "the other table is as it was"
     assert (found.missing, found.extra, found.different) == (0, 0, 1), found
     [row] = found.examples
-    assert (row.what, row.key, row.columns, row.source, row.target) == (
-        "different",
-        {"id": "77"},
-        ("price",),
-        None,
-        None,
-    )
-    [row] = verdict(mirror, "t", show_values=True).examples
+    assert (row.what, row.key, row.columns) == ("different", {"id": "77"}, ("price",))
     assert (row.source, row.target) == ({"price": "11.00"}, {"price": "1.00"})
-    assert verdict(mirror, "other").equal, "the other table is as it was"
     damage(mirror, "t", lambda rows: put(rows, "price", "id", 77, pa.scalar(11).as_py()))
     wrong: list[tuple[int, str, Any]] = [
         (1, "note", None),
@@ -138,11 +131,11 @@ def test_any_other_value_is_found_and_named(mirror: Mirror) -> None:
         return rows
 
     damage(mirror, "t", change)
-    found = verdict(mirror, "t")
-    assert [(row.key["id"], row.columns) for row in found.examples] == [(str(key), (name,)) for key, name, _ in wrong]
     damage(mirror, "other", lambda rows: put(put(rows, "body", "code", "c4", b"\x00\xfe"), "doc", "code", "c5", "{}"))
-    found = verdict(mirror, "other")
-    assert [(row.key["code"], row.columns) for row in found.examples] == [("c4", ("body",)), ("c5", ("doc",))]
+    other, found = verify(mirror).tables
+    assert [(row.key["id"], row.columns) for row in found.examples] == [(str(key), (name,)) for key, name, _ in wrong]
+    assert [(row.key["code"], row.columns) for row in other.examples] == [("c4", ("body",)), ("c5", ("doc",))]
+    assert all(row.source is row.target is None for row in other.examples), "values are for who asks for them"
 
 
 def test_rows_too_few_too_many_twice_or_all_wrong_are_found_and_named(mirror: Mirror) -> None:
@@ -342,20 +335,18 @@ def test_a_table_that_lost_a_column_in_the_target_is_different(mirror: Mirror) -
     assert "doc string" in (found.error or "")
 
 
-def test_the_command(mirror: Mirror) -> None:
-    mirror.run_once()
-    ended = walmere("verify", "-c", str(mirror.file), "--json")
-    assert ended.returncode == 0, ended.stderr
-    report = json.loads(ended.stdout)
-    assert report["equal"] is True
+def test_the_command(mirror: Mirror, here: Here) -> None:
+    code, said, _ = here("verify", "-c", mirror.file, "--json")
+    report = json.loads(said)
+    assert (code, report["equal"]) == (0, True)
     assert Lsn.parse(report["lsn"])
     keys = {"name", "equal", "source_rows", "target_rows", "missing", "extra", "different", "seconds"}
     assert all(keys <= table.keys() for table in report["tables"])
     damage(mirror, "t", lambda rows: put(rows, "note", "id", 42, "secret"))
-    ended = walmere("verify", "-c", str(mirror.file), "--table", "t")
-    assert ended.returncode == 1
-    assert "different (id=42) in note" in ended.stdout
-    assert "secret" not in ended.stdout + ended.stderr, "values are shown to who asks for them"
-    ended = walmere("verify", "-c", str(mirror.file), "--table", "none")
-    assert ended.returncode == 2
-    assert "no published table is called none" in ended.stderr
+    code, said, shown = here("verify", "-c", mirror.file, "--table", "t")
+    assert code == 1
+    assert "different (id=42) in note" in said
+    assert "secret" not in said + shown, "values are shown to who asks for them"
+    code, _, shown = here("verify", "-c", mirror.file, "--table", "none")
+    assert code == 2
+    assert "no published table is called none" in shown
