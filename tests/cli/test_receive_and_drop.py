@@ -14,6 +14,7 @@ from processes import eventually, running, walmere, write_config
 from receiving import changes, receive_all, summary
 from walmere.config import Config
 from walmere.lsn import Lsn
+from walmere.subscription.origin import Origins
 
 LSN = re.compile(r"[0-9A-F]{1,8}/[0-9A-F]{1,8}\Z")
 
@@ -101,6 +102,7 @@ KEYS = {
     "tables": [
         dict.fromkeys(("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"))
     ],
+    "queries": [],
     "error": None,
 }
 
@@ -146,9 +148,15 @@ def test_status_without_a_source_tells_what_is_known_here(database18: Database, 
     state = json.loads(result.stdout)
     assert walk(state) == KEYS | {"slot": None, "tables": []}
     assert state["durable_lsn"] == state["received_lsn"] == str(durable)
+    assert state["applied_lsn"] is None
     assert "refused" in state["error"]
     assert "Hush" not in result.stdout + result.stderr
-    assert walmere("status", "-c", path).returncode == 0
+    origins = Origins(tmp_path / "s")
+    origins.advance("query-report", Lsn(5))
+    origins.advance("target", Lsn(7))
+    state = json.loads(walmere("status", "--json", "-c", path).stdout)
+    assert state["applied_lsn"] == "0/7", "of the tables, whatever a query has read"
+    assert state["queries"] == [{"origin": "report", "lsn": "0/5"}]
 
 
 # check

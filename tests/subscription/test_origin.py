@@ -26,6 +26,15 @@ def test_the_slowest_sink_counts(tmp_path: Path) -> None:
     assert Origins(tmp_path).applied() == Lsn(300), "from disk"
 
 
+def test_the_log_is_kept_for_a_sink_from_when_it_joins(tmp_path: Path) -> None:
+    origins = Origins(tmp_path)
+    origins.advance("query-report", Lsn(300))
+    origins.join("target")
+    assert origins.positions() == {"query-report": Lsn(300), "target": Lsn(0)}
+    origins.join("query-report")
+    assert origins.positions()["query-report"] == Lsn(300), "it goes on"
+
+
 def test_a_file_half_written_by_a_crash_is_not_read(tmp_path: Path) -> None:
     origins = Origins(tmp_path)
     origins.advance("delta", Lsn(300))

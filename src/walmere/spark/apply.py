@@ -40,7 +40,7 @@ from walmere.spark.source import SOURCE, ReferenceSource
 from walmere.spark.tasks import failure
 from walmere.subscription import state
 from walmere.subscription.ledger import Entry, Ledger
-from walmere.subscription.origin import Origins
+from walmere.subscription.origin import TARGET, Origins
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import Phase, Shape, TableState
 from walmere.subscription.tables import Tables
@@ -191,8 +191,7 @@ class Apply:
         self._ledger = Ledger(directory, sink.keep_seconds)
         self._publisher: Publisher | None = None
         self._origins = Origins(directory)
-        if self._origins.applied() is None:
-            self._origins.advance("target", INVALID_LSN)  # from now on the log is kept for us
+        self._origins.join(TARGET)
         last = self._ledger.last()
         self._versions: dict[str, int] = {}  # not the ledger's: a batch may be in the tables and not in there
         self._furthest = INVALID_LSN  # that a table was found at when it was looked at
@@ -233,7 +232,7 @@ class Apply:
         """Retention may have what no table needs any more. A copy whose snapshot is still to come holds the line."""
         needed = state.needed_from(self._tables, applied)
         if needed:
-            self._origins.advance("target", needed)
+            self._origins.advance(TARGET, needed)
 
     def _take_versions(self, tables: Iterable[TableState], applied: Iterable[Applied]) -> dict[int, str]:
         """Where each table stands now; only those are looked at that may have moved and did not say where to.

@@ -1,17 +1,21 @@
 """Replication origin progress: how far each sink has applied the source's WAL.
 
-A sink writes its position here after its commit is durable. The receiver reads all of them: the smallest is the
-*applied* position in its feedback, and no segment goes before every sink has it. A subscription without a sink has no
-applied position, and its log is kept by time alone.
+A sink, which is the target or a query, writes its position here after its commit is durable. The receiver reads all of
+them: the smallest is the *applied* position in its feedback, and no segment goes before every sink has it. A
+subscription without a sink has no applied position, and its log is kept by time alone.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 from walmere.changelog.manifest import sync_directory, write_durably
-from walmere.lsn import Lsn
+from walmere.lsn import INVALID_LSN, Lsn
+
+TARGET: Final = "target"
+"""The sink that a subscription's tables are in; any other is a query."""
 
 
 class Origins:
@@ -26,11 +30,16 @@ class Origins:
         write_durably(self._directory / f"{sink}.json", json.dumps({"lsn": str(lsn)}))
         sync_directory(self._directory.parent)
 
-    def has(self, sink: str) -> bool:
-        """Whether this sink has a position."""
-        return (self._directory / f"{sink}.json").exists()
+    def join(self, sink: str) -> None:
+        """Have the log kept for this sink from now on; all of it, if it is new."""
+        if not (self._directory / f"{sink}.json").exists():
+            self.advance(sink, INVALID_LSN)
+
+    def positions(self) -> dict[str, Lsn]:
+        """Of all sinks."""
+        files = sorted(self._directory.glob("*.json"))
+        return {path.stem: Lsn.parse(json.loads(path.read_text())["lsn"]) for path in files}
 
     def applied(self) -> Lsn | None:
         """What every sink has applied; None if there is no sink."""
-        files = sorted(self._directory.glob("*.json"))
-        return min((Lsn.parse(json.loads(path.read_text())["lsn"]) for path in files), default=None)
+        return min(self.positions().values(), default=None)

@@ -15,7 +15,7 @@ from walmere.publisher import catalog, slot
 from walmere.publisher.catalog import PublishedTable
 from walmere.publisher.connect import connect, speaking
 from walmere.sinks.base import TableName
-from walmere.subscription.origin import Origins
+from walmere.subscription.origin import TARGET, Origins
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 
@@ -26,7 +26,8 @@ def status(config: Config) -> dict[str, Any]:
     log = _log(config)
     durable = log.end_lsn if log is not None else None
     received = max((lsn for lsn in (_received(config), durable) if lsn is not None), default=None)
-    applied = Origins(config.subscription.directory).applied()
+    origins = Origins(config.subscription.directory).positions()
+    applied = origins.pop(TARGET, None)
     behind = applied if applied is not None else durable
     wal: Lsn | None = source["wal"]
     lag = None if wal is None or behind is None else max(0, wal - behind)
@@ -42,6 +43,8 @@ def status(config: Config) -> dict[str, Any]:
         # of the newest commit we have; when nothing is missing there is no lag, however old that is
         "lag_seconds": 0.0 if lag == 0 else None if committed is None else round(time.time() - committed / 1e6, 3),
         "tables": source["tables"],
+        # that the log is kept for, besides
+        "queries": [{"origin": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in origins.items()],
         "error": source["error"],
     }
 
