@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import pyspark
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from walmere.errors import ConfigError, NotConfigured
@@ -48,10 +50,8 @@ _DEFAULTS: Final = {
 def session(name: str, master: str, settings: Mapping[str, str], log: Path | None = None) -> SparkSession:
     """Start Spark, or find it running in this process. What the JVM has to say goes to the log, if there is one."""
     require_java()
-    # Python workers take python3 from PATH otherwise, not the environment that Walmere is installed in
-    python = str(_PYTHON) if os.access(_PYTHON, os.X_OK) else sys.executable
-    os.environ.setdefault("PYSPARK_PYTHON", python)
-    os.environ["WALMERE_PYTHON"] = sys.executable
+    python = settings.get("spark.pyspark.python") or _python()
+    os.environ.setdefault("PYSPARK_PYTHON", python)  # that alone is what PySpark goes by
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach it
         master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)  # else no task is tried again
@@ -75,6 +75,15 @@ def session(name: str, master: str, settings: Mapping[str, str], log: Path | Non
             raise ConfigError("starting Spark", wrong, "correct [spark]") from None
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _python() -> str:
+    """What Python processes are to be started with: with ours, and not with the first python3 on the PATH."""
+    installed = Path(pyspark.__file__).is_file()  # not from Spark's archive, which would be missed then
+    if SparkContext._gateway is not None or not installed or not os.access(_PYTHON, os.X_OK):
+        return sys.executable
+    os.environ["WALMERE_PYTHON"] = sys.executable  # for the JVM that is started now; one that runs would not know it
+    return str(_PYTHON)
 
 
 @contextlib.contextmanager
