@@ -86,17 +86,21 @@ class Subscription:
 
         `once`: until all that the source has committed by now is.
         """
-        return self._work(Receiver(self.config), self._until(until, once)) or INVALID_LSN
+        with self._stoppable():
+            return self._work(Receiver(self.config), self._until(until, once)) or INVALID_LSN
 
     def run(self, until: Lsn | None = None, *, once: bool = False, tell: Tell | None = None) -> None:
         """Copy what is not copied yet, then apply changes; until stopped, or until everything before an LSN is applied.
 
         `once`: until all that the source has committed by now is. `tell` learns whenever something has moved on.
         """
-        until = self._until(until, once)
-        launcher = self.launcher(tell)
-        self._work(launcher, until)
-        launcher.on_poll()  # what the last batch brought
+        with self._stoppable():
+            until = self._until(until, once)
+            launcher = self.launcher(tell)
+            try:
+                self._work(launcher, until)
+            finally:
+                launcher.on_end()
 
     def launcher(self, tell: Tell | None = None) -> Launcher:
         """What `run` runs: Spark is started, and all is ready."""
@@ -105,26 +109,31 @@ class Subscription:
         return launcher(self.config, self.file, tell)
 
     def stop(self) -> None:
-        """End `run` or `receive` soon. Safe in a signal handler."""
+        """End `run` or `receive` soon; if neither is there, then the next. Safe in a signal handler."""
         self._stopping.set()
         if self._worker is not None:
             self._worker.stop()
 
-    def _work(self, worker: Any, until: Lsn | None) -> Any:
-        self._worker = worker
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """A call of `stop` counts once."""
         try:
-            if self._stopping.is_set():
-                worker.stop()
-            return worker.run(until)
+            yield
         finally:
             self._worker = None
             self._stopping.clear()
+
+    def _work(self, worker: Any, until: Lsn | None) -> Any:
+        self._worker = worker
+        if self._stopping.is_set():
+            worker.stop()
+        return worker.run(until)
 
     def _until(self, until: Lsn | None, once: bool) -> Lsn | None:
         if not once:
             return until
         if until is not None:
-            raise ConfigError("reading the arguments", "--once and --until cannot be given together")
+            raise ConfigError("reading the arguments", "once and until cannot be given together", "leave one away")
         return self.source_position()
 
     def transactions(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import sys
 import threading
 import time
 from collections import Counter
@@ -57,14 +55,19 @@ class Progress:
         self._changes: Counter[int] = Counter()
         self._told: Mapping[str, Any] = {}
         self._looking = threading.Lock()
+        self._ended = threading.Event()
         apply.on_batch = self._batch
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more: the launcher will find that, too
-            while True:
+            while not self._ended.wait(_POLL):
                 self.poll()
-                time.sleep(_POLL)
+
+    def end(self) -> None:
+        """Tell what the last batch brought, and no more."""
+        self._ended.set()
+        self.poll()
 
     def _batch(self, applied: list[Applied]) -> None:
         for each in applied:
@@ -100,7 +103,6 @@ def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
     """Start Spark and make a launcher that is ready to run; `tell` learns how it gets on."""
     target = sink(config, file)
     directory = config.subscription.directory
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     started = spark(config)
     tables = Tables(directory)
     gather = config.target is not None and config.target.gather_partitions
@@ -108,7 +110,8 @@ def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
     apply = Apply(started, directory, target, tables, config.subscription.name)
     made = Launcher(config, file, tables, sync, apply)
     if tell is not None:
-        made.on_poll = Progress(tables, apply, tell).poll
+        progress = Progress(tables, apply, tell)
+        made.on_poll, made.on_end = progress.poll, progress.end
     return made
 
 

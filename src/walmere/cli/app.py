@@ -42,6 +42,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 is no reason to fail
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         app()
     except ConfigError as error:
@@ -103,7 +104,7 @@ def receive(
 ) -> None:
     """Receive the publication into the change log, until stopped."""
     subscription = Subscription(config)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    logging.getLogger().setLevel(logging.INFO)
     with _stopped_by_signals(subscription):
         durable = subscription.receive(until, once=once)
     print(f"everything before {durable} is durable in {subscription.config.changelog}", file=sys.stderr)

@@ -240,6 +240,7 @@ class Launcher:
         self._stopping = threading.Event()
         self._starts = 0
         self.on_poll: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
         """End soon. Safe in a signal handler."""
