@@ -94,6 +94,10 @@ class ChangeLogDamaged(ChangeLogError):
     """A file of the log is torn, missing, or fails its checksum."""
 
 
+class ChangesRemoved(ChangeLogError):
+    """What is to be read is not in the log any more: it was kept for nobody."""
+
+
 class ChangeLogInUse(ChangeLogError):
     """Another process is writing this log."""
 

@@ -8,8 +8,9 @@ import pytest
 
 from conftest import Database
 from processes import Background, eventually
+from receiving import receive_all
 from walmere.changelog.manifest import Manifest, summarise
-from walmere.errors import ConfigError, PublicationMissing
+from walmere.errors import ConfigError, PublicationMissing, SlotInUse
 from walmere.publisher.catalog import insert_position
 from walmere.subscription.feed import Feed, Publisher
 from walmere.subscription.origin import Origins
@@ -55,3 +56,31 @@ def test_what_ends_the_receiver_reaches_who_waits(database_under_test: Database,
     feed.start(catch_up=True)
     with pytest.raises(PublicationMissing, match="no publication missing"):
         feed.wait()
+
+
+def test_the_log_of_others_is_left_alone(database_under_test: Database, tmp_path: Path) -> None:
+    database = database_under_test
+    database.execute("CREATE PUBLICATION one", "CREATE PUBLICATION other")
+    Feed(Publisher.of(database.dsn, ("one",), database.slot), tmp_path / "q", "query-a").prepare()
+    Feed(Publisher.of(database.dsn, ("one",), database.slot), tmp_path / "q", "query-b")
+    with pytest.raises(ConfigError, match="was received of publications one, not of one, other"):
+        Feed(Publisher.of(database.dsn, ("other", "one"), database.slot), tmp_path / "q", "query-c")
+    config = database.config(tmp_path / "s", publications=("one",), slot=f"{database.slot}_s")
+    receive_all(database, config)
+    with pytest.raises(ConfigError, match="a subscription has its change log there"):
+        Feed(Publisher.of(database.dsn, ("one",), config.source.slot), tmp_path / "s", "query-a")
+    assert Origins(tmp_path / "s").applied() is None, "and nothing is kept for it"
+
+
+def test_a_slot_that_somebody_has_is_waited_for_but_not_for_ever(
+    database_under_test: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("walmere.subscription.feed.PATIENCE", 1.0)
+    database = database_under_test
+    database.execute("CREATE PUBLICATION pub")
+    publisher = Publisher.of(database.dsn, ("pub",), database.slot)
+    with Background(database.config(tmp_path / "theirs")):
+        eventually(lambda: database.rows("SELECT 1 FROM pg_replication_slots WHERE active"))
+        feed = Feed(publisher, tmp_path / "ours", "query-q")
+        with pytest.raises(SlotInUse):
+            feed.receive_now()

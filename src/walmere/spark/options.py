@@ -19,7 +19,7 @@ _NAMES: Final = (
     *("startingLsn", "endingLsn", "maxBytesPerTrigger", "availableNow"),
 )
 _SIZE: Final = re.compile(r"([0-9]+) ?([kmg]?)i?b?\Z", re.IGNORECASE)
-_ORIGIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")
+_ORIGIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}\Z")
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -50,6 +50,8 @@ def parse(given: Mapping[str, str]) -> Options:
     dsn, slot = values.get("dsn", ""), values.get("slot", "")
     publications = _list(values.get("publications", ""))
     directory = values.get("directory") or values.get("path")
+    if directory and values.get("path", directory) != directory:
+        raise _error(f"both {directory} and {values['path']} are to be read", "leave load(…) or option directory empty")
     if slot and not (dsn and publications):
         raise _error(
             "option slot is there, but not dsn and publications",
@@ -62,7 +64,7 @@ def parse(given: Mapping[str, str]) -> Options:
             "it is not said what to read",
             'option("directory", "…") of a subscription; or dsn, publications and slot, to receive by itself',
         )
-    return Options(
+    made = Options(
         Path(directory).expanduser() if directory else None,
         _table(values["table"]) if "table" in values else None,
         _list(values.get("columns", "")),
@@ -75,6 +77,9 @@ def parse(given: Mapping[str, str]) -> Options:
         _size(values["maxBytesPerTrigger"]) if "maxBytesPerTrigger" in values else None,
         _flag("availableNow", values.get("availableNow", "true")),
     )
+    if made.ending is not None and isinstance(made.starting, Lsn) and made.starting > made.ending:
+        raise _error(f"startingLsn {made.starting} is after endingLsn {made.ending}", "exchange them")
+    return made
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -94,7 +99,7 @@ def _origin(text: str | None, slot: str) -> str | None:
     if text is None:
         return "pgoutput" if slot else None
     if not _ORIGIN.match(text):
-        raise _error(f"option origin: {text!r} is no name for one", "letters, digits and _ . - make one")
+        raise _error(f"option origin: {text!r} is no name for one", "letters, digits, _ and - make one")
     return text
 
 

@@ -43,12 +43,14 @@ from walmere.errors import (
     ChangeLogDamaged,
     ChangeLogError,
     ChangeLogInUse,
+    ChangeLogMismatch,
+    ChangesRemoved,
     ConfigError,
     PublicationMissing,
     TypeMismatch,
     UnknownType,
 )
-from walmere.lsn import INVALID_LSN, Lsn
+from walmere.lsn import Lsn
 from walmere.pgoutput.messages import Relation
 from walmere.pgoutput.relation import RelationVersion
 from walmere.spark.jsonrows import JsonRows
@@ -111,7 +113,7 @@ def plan_once(given: Mapping[str, str], schema: StructType) -> list[ReadJob]:
             f"it ends at {end}",
             "read it when it has come so far, or leave endingLsn away",
         )
-    return list(log.jobs(planner, start, end, log.format(schema)))
+    return list(log.jobs(planner, start, options.ending or end, log.format(schema)))
 
 
 class StreamQuery:
@@ -141,7 +143,7 @@ class StreamQuery:
         """Where a query begins that has no checkpoint."""
         if self._first is None:
             self._first = self._log.starting(self._planner)
-        return {"lsn": str(self._first)}
+        return self._offset(self._first)
 
     def latest(self) -> dict[str, str]:
         """How far the next batch goes."""
@@ -152,14 +154,15 @@ class StreamQuery:
             start = self._planner.start_lsn
             with contextlib.suppress(ChangeLogError):  # `first` says so again if it counts: if there is no checkpoint
                 start = Lsn.parse(self.first()["lsn"])
-        limited = options.max_bytes is not None and (self._asked or not options.available_now)
+        limited = self._asked or not options.available_now
         self._asked = True
-        self._position = self._planner.end_of_batch(start, options.max_bytes if limited and options.max_bytes else _ALL)
-        return {"lsn": str(self._position)}
+        with self._log.kept(self._planner, start):
+            self._position = self._planner.end_of_batch(start, (limited and options.max_bytes) or _ALL)
+        return self._offset(self._position)
 
     def plan(self, start: Mapping[str, str], end: Mapping[str, str]) -> list[ReadJob]:
         """What the tasks of a batch read."""
-        first, last = Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"])
+        first, last = self._lsn(start), self._lsn(end)
         self._position = last
         if first < last and not self._asked:
             _log.warning(
@@ -172,6 +175,22 @@ class StreamQuery:
     def commit(self, end: Mapping[str, str]) -> None:
         """All batches up to there are where they belong."""
         self._log.commit(Lsn.parse(end["lsn"]))
+
+    def _offset(self, lsn: Lsn) -> dict[str, str]:
+        return {"lsn": str(lsn), "system": self._planner.system_identifier}
+
+    def _lsn(self, offset: Mapping[str, str]) -> Lsn:
+        """Of an offset that is of this log, and not ahead of it: rows that are not there yet would be missed."""
+        lsn, system, ours = Lsn.parse(offset["lsn"]), offset["system"], self._planner.system_identifier
+        doing = f"going on from a checkpoint at {lsn} with the change log in {self._log.changelog}"
+        anew = "begin the query anew, with a new checkpoint"
+        if system != ours:
+            raise ChangeLogMismatch(doing, f"the checkpoint is of system {system}, the log of {ours}", anew)
+        ends, begins = self._planner.end_lsn, self._log.options.starting
+        if lsn > ends and lsn != begins:
+            hint = f"start the query again when the log has come so far; if it was made anew, {anew}"
+            raise ChangeLogMismatch(doing, f"the log ends at {ends}", hint)
+        return lsn
 
     def stop(self) -> None:
         """End receiving."""
@@ -237,8 +256,7 @@ class _Log:
                         'give each query a name of its own: option("origin", "…")',
                     ) from None
                 time.sleep(0.1)
-        if not Origins(self.directory).has(self._origin):
-            Origins(self.directory).advance(self._origin, INVALID_LSN)
+        Origins(self.directory).join(self._origin)
         return lock
 
     def commit(self, lsn: Lsn) -> None:
@@ -255,14 +273,21 @@ class _Log:
             return wanted
         return begins if wanted == EARLIEST else _end(planner, begins)
 
+    @contextlib.contextmanager
+    def kept(self, planner: Planner, position: Lsn) -> Iterator[None]:
+        """Say what a query can do if what it is about to read was not kept for it."""
+        try:
+            yield
+        except ChangesRemoved:
+            raise removed(self.changelog, position, planner.start_lsn) from None
+
     def jobs(self, planner: Planner, start: Lsn, end: Lsn, rows: Format) -> Iterator[ReadJob]:
         """A batch, divided into tasks, in order."""
         if start >= end:
             return
+        with self.kept(planner, start):
+            plan = planner.plan_all(start, end)
         if start < planner.start_lsn:
-            raise removed(self.changelog, start, planner.start_lsn)
-        plan = planner.plan_all(start, end)
-        if start < planner.start_lsn:  # it has been read anew
             raise removed(self.changelog, start, planner.start_lsn)
         refs = [ref for ref in plan.blocks.get(0, []) if self._is_wanted(plan, ref)]
         used = {(ref.block.relation, ref.version) for ref in refs}
@@ -271,7 +296,7 @@ class _Log:
         for some in _divided(refs):
             numbers = {(ref.block.relation, ref.version) for ref in some}
             blocks = Blocks(self.changelog, some, {number: versions[number] for number in numbers})
-            yield ReadJob(blocks, rows, self.options.ending)
+            yield ReadJob(blocks, rows)
 
     def _is_wanted(self, plan: Plan, ref: BlockRef) -> bool:
         version = plan.definitions.get((ref.block.relation, ref.version))
@@ -310,7 +335,9 @@ class _Log:
                 self._learn([each])
                 has[each.name] = codec(each.type_oid, each.typmod, self._types).arrow
         changed = sorted(name for name in had.keys() | has.keys() if had.get(name) != has.get(name))
-        return [name for name in changed if name in rows.wanted] if self.options.columns else changed
+        if not self.options.columns or {"_before", "_unchanged"} & {*rows.wanted}:  # which have all columns in them
+            return changed
+        return [name for name in changed if name in rows.wanted]
 
     def format(self, schema: StructType | None = None) -> Format:
         """How rows look: with `schema`, as it was said when the query was made."""
@@ -383,9 +410,10 @@ class _Log:
                 raise PublicationMissing(
                     f"looking for table {schema}.{name}",
                     "neither the change log nor the publications have it",
-                    'ALTER PUBLICATION … ADD TABLE it, or correct option("table", "schema.table")',
+                    "ALTER PUBLICATION … ADD TABLE it, or correct option table; without publish_via_partition_root,"
+                    " a partitioned table's changes are those of its partitions",
                 )
-            now, _, columns = asked
+            now, columns = asked
             return [_Definition(now, tuple(Column(each.name, each.type_oid, each.typmod) for each in columns))]
         has = f"it has {', '.join(sorted(others)[:10])}{' …' if len(others) > 10 else ''}" if others else "it is empty"
         raise ConfigError(

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from walmere.changelog.manifest import Manifest
-from walmere.errors import ChangeLogDamaged, ChangeLogError
+from walmere.errors import ChangeLogDamaged, ChangesRemoved
 from walmere.lsn import Lsn
 from walmere.pgoutput.columns import DELETE, Values, decode_rows
 from walmere.pgoutput.messages import Relation
@@ -73,7 +73,6 @@ class ReadJob:
 
     blocks: Blocks
     rows: Format
-    end: Lsn | None = None  # only what committed before it
 
 
 def read(job: ReadJob) -> Iterator[pa.RecordBatch]:
@@ -106,7 +105,7 @@ def _kind(ref: BlockRef) -> tuple[int, int, bool]:
 def _messages(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
     directory, refs = job.blocks.directory, job.blocks.refs
     try:
-        yield from messages(directory, refs, end=job.end)
+        yield from messages(directory, refs)
     except ChangeLogDamaged:
         with Manifest(directory) as now:
             begins = now.header.start_lsn
@@ -115,9 +114,9 @@ def _messages(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
         raise removed(directory, refs[0].position, begins) from None
 
 
-def removed(directory: object, position: Lsn, begins: Lsn) -> ChangeLogError:
+def removed(directory: object, position: Lsn, begins: Lsn) -> ChangesRemoved:
     """The error for a query whose changes retention has taken."""
-    return ChangeLogError(
+    return ChangesRemoved(
         f"reading the change log in {directory} from {position}",
         f"it begins at {begins}; what was before has been removed",
         'begin the query anew, with a new checkpoint; option("origin", "…") has the log kept for a query,'

@@ -10,8 +10,10 @@ nothing stays.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import Final
 
 from pydantic import SecretStr, ValidationError
 
-from walmere.changelog.manifest import NAME, Manifest, summarise
+from walmere.changelog.manifest import NAME, Manifest, summarise, write_durably
 from walmere.config import PREFIX, Config, Source, Subscription
 from walmere.errors import ChangeLogInUse, ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
@@ -34,6 +36,8 @@ from walmere.types import PgType
 _DOING: Final = "reading with format pgoutput"
 _POLL: Final = 0.1
 _PATIENCE: Final = 10.0
+PATIENCE: Final = 60.0
+"""Seconds that a query waits at its start for a source, or for a slot that somebody else has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ class Publisher:
             wrong = str(first["msg"]).removeprefix("Value error, ")
             raise ConfigError(_DOING, f"option {first['loc'][0]}: {wrong}", "correct the option") from None
 
-    def columns(self, schema: str, name: str) -> tuple[Lsn, int, tuple[Column, ...]] | None:
-        """The columns of a published table as they are now, its OID, and when now is; None if it is not published."""
+    def columns(self, schema: str, name: str) -> tuple[Lsn, tuple[Column, ...]] | None:
+        """The columns of a published table as they are now, and when now is; None if it is not published."""
         with (
             closing(connect(self.source, "walmere pgoutput")) as connection,
             speaking(self.source, f"looking at table {schema}.{name}"),
@@ -70,7 +74,7 @@ class Publisher:
             catalog.require_publications(connection, self.source.publications)
             for table in catalog.published_tables(connection, self.source.publications):
                 if (table.schema, table.name) == (schema, name):
-                    return now, table.oid, columns_of(connection, table.oid, table.columns)
+                    return now, columns_of(connection, table.oid, table.columns)
         return None
 
     def types(self, oids: Iterable[int]) -> dict[int, PgType]:
@@ -102,9 +106,8 @@ class Feed:
         self._receiver: receiver.Receiver | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        origins = Origins(directory)
-        if not origins.has(origin):
-            origins.advance(origin, INVALID_LSN)  # before anything is received, or retention would take it
+        self._require_same()
+        Origins(directory).join(origin)  # before anything is received, or retention would take it
 
     def prepare(self) -> None:
         """Make slot and log, if they are new."""
@@ -115,9 +118,36 @@ class Feed:
                 if self._stopping.wait(_POLL):
                     return
 
+    def _require_same(self) -> None:
+        """Refuse the log of others: whoever receives decides what is in it, and what is not is lost to them all."""
+        source, directory = self._publisher.source, self._config.subscription.directory
+        noted, ours = directory / "feed.json", {"publications": sorted(source.publications)}
+        doing = f"receiving through slot {source.slot} into {directory}"
+        if noted.exists():
+            if (theirs := json.loads(noted.read_text())) != ours:
+                raise ConfigError(
+                    doing,
+                    f"what is there was received of publications {', '.join(theirs['publications'])},"
+                    f" not of {', '.join(ours['publications'])}",
+                    "give the same publications; or another slot and directory",
+                )
+        elif (self._config.changelog / NAME).exists():
+            raise ConfigError(
+                doing,
+                "a subscription has its change log there, and receives by itself",
+                'leave option slot away: option("directory", …) alone reads it; or give another slot and directory',
+            )
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_durably(noted, json.dumps(ours))
+
     def receive_now(self) -> None:
         """Receive everything that the source has committed by now, and end."""
-        self._receive_until(self._publisher.position())
+        self.start(catch_up=True)
+        try:
+            self.wait()
+        finally:
+            self.stop()
 
     def start(self, *, catch_up: bool) -> None:
         """Go on receiving in a thread. `catch_up`: `wait` then waits for what the source has committed by now."""
@@ -126,9 +156,20 @@ class Feed:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until what was committed when it started is in the log; raises what ended the receiver, if it did."""
+        """Until what was committed when it started is in the log.
+
+        Raises what ended the receiver, or keeps it from receiving for long: later it goes on trying, but who waits here
+        has nothing yet, and would not know why.
+        """
+        patience = time.monotonic() + PATIENCE
         while not self._caught_up.wait(_POLL):
             self.check()
+            trouble = self._receiver.trouble if self._receiver is not None else None
+            if trouble is None:
+                patience = time.monotonic() + PATIENCE
+            elif time.monotonic() > patience:
+                self.stop()
+                raise trouble
 
     def check(self) -> None:
         """Raise what ended the receiver, if something did."""

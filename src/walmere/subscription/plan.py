@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
 from walmere.changelog.segment import Block, Segment, read_block
-from walmere.errors import ChangeLogError
+from walmere.errors import ChangesRemoved
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.relation import RelationVersion
 from walmere.subscription.state import should_apply
@@ -100,6 +100,17 @@ class Planner:
         """Where the log begins."""
         return self._manifest.header.start_lsn
 
+    @property
+    def end_lsn(self) -> Lsn:
+        """Where it ends now."""
+        self._read()
+        return self._end
+
+    @property
+    def system_identifier(self) -> str:
+        """Of the cluster that the log is of."""
+        return self._manifest.header.system_identifier
+
     def end_of_batch(self, start: Lsn, max_bytes: int, cut: Callable[[Lsn, Lsn], Lsn | None] | None = None) -> Lsn:
         """How far a batch from `start` should go now: to the log's end, but over no more than about so many bytes.
 
@@ -144,11 +155,7 @@ class Planner:
             self._open()
             self._read()
             if oldest < self.start_lsn:
-                raise ChangeLogError(
-                    f"reading the change log in {self._directory} from {oldest}",
-                    f"it begins at {self.start_lsn}; what was before has been removed",
-                    "`walmere drop`, then begin anew; subscription.keep_seconds says how long the log is kept",
-                )
+                raise self._removed(oldest)
         made = Plan(end, definitions=self._definitions)
         for record in self._records:
             if isinstance(record, Transactions | Transaction):
@@ -203,11 +210,15 @@ class Planner:
         self._manifest.close()
         self._manifest = Manifest(self._directory)
         if self.start_lsn > self._end:
-            raise ChangeLogError(
-                f"reading the change log in {self._directory} on from {self._end}",
-                f"it begins at {self.start_lsn} now; what was before has been removed",
-            )
+            raise self._removed(self._end)
         self._read()
+
+    def _removed(self, position: Lsn) -> ChangesRemoved:
+        return ChangesRemoved(
+            f"reading the change log in {self._directory} from {position}",
+            f"it begins at {self.start_lsn}; what was before has been removed",
+            "`walmere drop`, then begin anew; subscription.keep_seconds says how long the log is kept",
+        )
 
     def _forget(self, before: Lsn) -> None:
         self._records = [record for record in self._records if record.end_lsn > before]
