@@ -31,11 +31,14 @@ def without_archives(path: list[str]) -> list[str]:
     return lean if any(Path(place, "pyspark", "daemon.py").exists() for place in lean) else path
 
 
-def forget_archives() -> None:
-    """Where Spark's own daemon forks the workers: have the next task of this one not read Spark's archives again.
+def settle() -> None:
+    """Where Spark's own daemon forks the workers: have the next tasks of this one do without both.
 
-    They stay on the path, and what was read of them is kept by `zipimport`: only a new import looks at it again.
+    Spark's archives stay on the path, and what was read of them is kept by `zipimport`: only a new import looks at them
+    again. What was imported stays, so it is frozen once.
     """
+    if not gc.get_freeze_count():
+        gc.freeze()
     for place in [place for place in sys.path_importer_cache if _SPARKS_OWN.search(place)]:
         del sys.path_importer_cache[place]
 

@@ -32,11 +32,11 @@ class _Partition(InputPartition):
 def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
     if partition is None:  # so says Spark of a read that has none
         return
-    from walmere.spark.daemon import forget_archives
+    from walmere.spark.daemon import settle
     from walmere.spark.rows import read
 
     yield from read(pickle.loads(partition.value))  # noqa: S301
-    forget_archives()
+    settle()
 
 
 class _Stream(DataSourceStreamReader):

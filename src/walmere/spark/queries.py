@@ -68,8 +68,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-TASK_BYTES: Final = 16 << 20
-"""Of the log, for each task."""
+TASK_BYTES: Final = (16 << 20, 64 << 20)
+"""Of the log, for each task, at least and at most: a task costs as much as decoding a megabyte or two."""
+_TASKS: Final = 4
+"""If they are not too small then. How many cores there are, nobody tells a source."""
 _ALL: Final = 1 << 62
 _PATIENCE: Final = 10.0
 """Seconds that a query waits for the end of one that had its origin before."""
@@ -466,11 +468,13 @@ def _require_other_names(rows: TableRows) -> None:
 
 
 def _divided(refs: Sequence[BlockRef]) -> Iterator[list[BlockRef]]:
-    """About so many bytes each."""
+    """Parts of about the same size."""
+    least, most = TASK_BYTES
+    wanted = min(max(sum(ref.block.length for ref in refs) // _TASKS, least), most)
     some: list[BlockRef] = []
     size = 0
     for ref in refs:
-        if some and size + ref.block.length > TASK_BYTES:
+        if some and size + ref.block.length > wanted:
             yield some
             some, size = [], 0
         some.append(ref)

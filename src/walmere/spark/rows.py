@@ -90,12 +90,16 @@ def _together(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
     count = 0
     for ref, batch in _messages(job):
         if waiting and (count >= TOGETHER or _kind(ref) != _kind(waiting[0][0])):
-            yield waiting[0][0], pa.concat_batches([each for _, each in waiting])
+            yield waiting[0][0], _joined(waiting)
             waiting, count = [], 0
         waiting.append((ref, _whose(ref, batch)))
         count += batch.num_rows
     if waiting:
-        yield waiting[0][0], pa.concat_batches([each for _, each in waiting])
+        yield waiting[0][0], _joined(waiting)
+
+
+def _joined(some: list[tuple[BlockRef, pa.RecordBatch]]) -> pa.RecordBatch:
+    return some[0][1] if len(some) == 1 else pa.concat_batches([each for _, each in some])
 
 
 def _kind(ref: BlockRef) -> tuple[int, int, bool]:
