@@ -9,6 +9,7 @@
     ├── ChangeLogError
     │   ├── ChangeLogVersion      written by another version of the format
     │   ├── ChangeLogDamaged      a file is torn, missing or fails its checksum
+    │   ├── ChangesRemoved        what is to be read is not in it any more
     │   ├── ChangeLogInUse        another process writes this log
     │   └── ChangeLogMismatch     the log and the source do not belong together
     ├── SinkError
