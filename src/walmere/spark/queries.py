@@ -245,16 +245,17 @@ class _Log:
         """Have the log kept for this query, and for no other under its name."""
         if self.options.origin is None:
             return None
+        place = self.directory / "origins" / self._origin
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
-                lock = Lock(self.directory / "origins" / self._origin)
+                lock = Lock(place)
                 break
-            except ChangeLogInUse as error:
+            except ChangeLogInUse:
                 if time.monotonic() > deadline:
                     raise ChangeLogInUse(
                         f"taking origin {self.options.origin} in {self.directory}",
-                        error.wrong.replace("is writing there", "has it: another query that runs"),
+                        f"process {Lock.holder(place)} has it: another query that runs",
                         'give each query a name of its own: option("origin", "…")',
                     ) from None
                 time.sleep(0.1)

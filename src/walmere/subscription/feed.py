@@ -55,6 +55,7 @@ class Publisher:
                 Source(
                     dsn=SecretStr(dsn),
                     password=None if password is None else SecretStr(password),
+                    # who only asks for types names neither, and nothing is done with them
                     publications=publications or ("none",),
                     slot=slot or "none",
                 )
