@@ -26,7 +26,7 @@ class Target:
     again: Callable[[], Sink]  # the same sink, made anew as another process would
     points: Callable[[str], list[Entry]]  # that a subscription has published
     newest: Callable[[str], Entry | None]
-    races: int = 25  # how often two attempts are made at once
+    races: int = 10  # how often two attempts are made at once
 
 
 def delta(path: Path) -> Target:

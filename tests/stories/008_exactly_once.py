@@ -96,6 +96,7 @@ def test_a_task_that_fails_when_its_work_is_done_is_tried_again_and_doubles_noth
     mirror.assert_equal("t")
 
 
+@pytest.mark.long
 def test_tasks_that_share_a_large_batch_are_tried_again_and_are_one_commit(
     database18: Database, tmp_path: Path
 ) -> None:
@@ -245,6 +246,7 @@ def test_without_sparks_checkpoint_every_table_goes_on_from_its_own_position(
     mirror.assert_equal("appended", "changed")
 
 
+@pytest.mark.long
 def test_a_batch_repeated_with_another_end_applies_only_what_the_table_does_not_have(
     database18: Database, tmp_path: Path
 ) -> None:

@@ -162,6 +162,7 @@ IDENTITIES = {
 }
 
 
+@pytest.mark.long
 def test_a_long_history_of_composite_keys_comes_out_the_same_for_every_identity(
     database18: Database, tmp_path: Path
 ) -> None:

@@ -448,6 +448,7 @@ ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_publications_schemas_tables_and_columns_may_have_any_name(database18: Database, tmp_path: Path) -> None:
     database = database18
     run = database.connection.execute

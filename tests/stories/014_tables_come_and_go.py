@@ -159,6 +159,7 @@ def test_what_cannot_be_copied_again_is_said_and_nothing_is_asked(
     mirror.assert_equal("t", schema="a")
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "row filters, nor column lists")
 def test_a_row_filter_that_changes_is_a_new_copy(database18: Database, tmp_path: Path) -> None:
     database = database18
@@ -225,6 +226,7 @@ def test_leaf_partitions_are_gathered_into_their_root_on_request(database18: Dat
     assert state(mirror, "public.root").snapshot_lsn > copied
 
 
+@pytest.mark.long
 def test_a_gathered_table_that_is_published_by_its_root_from_now_on_is_copied_again(
     database18: Database, tmp_path: Path
 ) -> None:
