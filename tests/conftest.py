@@ -162,6 +162,11 @@ class Database:
     def value(self, query: str, *parameters: Any) -> Any:
         return self.rows(query, *parameters)[0][0]
 
+    def streaming(self, slot: str | None = None) -> bool:
+        """Whether somebody receives. A slot is active already while it is being made."""
+        query = "SELECT 1 FROM pg_replication_slots JOIN pg_stat_replication r ON pid = active_pid WHERE slot_name = %s"
+        return bool(self.rows(query + " AND r.state IN ('catchup', 'streaming')", slot or self.slot))
+
     def config(self, directory: Path, *publications: str, **source: Any) -> Config:
         return Config(
             source=Source.model_validate(

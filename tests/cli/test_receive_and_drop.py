@@ -115,7 +115,7 @@ def test_status_has_the_keys_that_scripts_rely_on(
     assert before["durable_lsn"] is before["received_lsn"] is None
     receive_all(database18, config)
     with running("receive", "-c", path, output=tmp_path / "out"):
-        eventually(lambda: database18.rows("SELECT 1 FROM pg_replication_slots WHERE active"))
+        eventually(database18.streaming)
         database18.execute("INSERT INTO t VALUES (1)")
         eventually(lambda: ids(config) == [1])
         result = walmere("status", "--json", "-c", path)
@@ -205,7 +205,7 @@ def test_drop_is_refused_while_a_receiver_runs(
     database18: Database, config: Config, path: Path, tmp_path: Path
 ) -> None:
     with running("receive", "-c", path, output=tmp_path / "out") as process:
-        eventually(lambda: database18.rows("SELECT 1 FROM pg_replication_slots WHERE active"))
+        eventually(database18.streaming)
         eventually((config.changelog / "manifest.jsonl").exists)
         for arguments in ((), ("--keep-slot",)):
             result = walmere("drop", "-c", path, *arguments)
@@ -217,7 +217,7 @@ def test_drop_is_refused_while_a_receiver_runs(
     elsewhere = database18.config(tmp_path / "other")
     receive_all(database18, config)
     with running("receive", "-c", path, output=tmp_path / "out"):
-        eventually(lambda: database18.rows("SELECT 1 FROM pg_replication_slots WHERE active"))
+        eventually(database18.streaming)
         result = walmere("drop", "-c", write_config(elsewhere, tmp_path / "elsewhere.toml"))
         assert result.returncode == 1
         assert "is active" in result.stderr

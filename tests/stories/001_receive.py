@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from conftest import Database
+from processes import eventually
 from receiving import changes, files, logged, named_files, receive_all, summary
 from walmere.demo.server import Server
 from walmere.lsn import Lsn
@@ -237,8 +238,7 @@ def test_the_servers_shutdown_is_not_held_up(private_server: Server, tmp_path: P
     thread = threading.Thread(target=receiver.run)
     thread.start()
     try:
-        while not database.rows("SELECT 1 FROM pg_replication_slots WHERE active"):
-            time.sleep(0.05)
+        eventually(database.streaming)
         database.execute("INSERT INTO t VALUES (1)")
         database.connection.close()
         began = time.monotonic()

@@ -46,8 +46,7 @@ def wait_until_streaming(database: Database, receiver: subprocess.Popen[bytes], 
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert receiver.poll() is None, log.read_text()
-        query = "SELECT 1 FROM pg_replication_slots JOIN pg_stat_replication r ON pid = active_pid WHERE slot_name = %s"
-        if database.rows(query + " AND r.state IN ('catchup', 'streaming')", database.slot):
+        if database.streaming():
             return
         time.sleep(0.02)
     raise AssertionError(log.read_text())

@@ -35,11 +35,6 @@ from workload import log_says, source_says
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLE t")
 
 
-def streaming(database: Database, slot: str | None = None) -> bool:
-    query = "SELECT 1 FROM pg_replication_slots JOIN pg_stat_replication r ON pid = active_pid WHERE slot_name = %s"
-    return bool(database.rows(query + " AND r.state = 'streaming'", slot or database.slot))
-
-
 def contents(directory: Path) -> dict[str, bytes]:
     """All that is in the log but the lock, which says who looked at it last."""
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
@@ -131,7 +126,7 @@ def test_a_slot_dropped_under_a_receiver_ends_it(database: Database, tmp_path: P
     database.execute(*TABLE)
     config = database.config(tmp_path)
     with Background(config) as background:
-        eventually(lambda: streaming(database))
+        eventually(database.streaming)
 
         def dropped() -> bool:
             database.execute(
@@ -247,7 +242,7 @@ def test_a_publication_dropped_under_a_receiver_ends_it(
     database.execute(*TABLE)
     config = database.config(tmp_path, heartbeat=seconds)
     with Background(config) as background:
-        eventually(lambda: streaming(database))
+        eventually(database.streaming)
         database.execute("INSERT INTO t VALUES (1)")
         eventually(lambda: ids(config) == [1])
         database.execute("DROP PUBLICATION pub", "INSERT INTO t VALUES (2)")
@@ -264,7 +259,7 @@ def test_a_second_receiver_of_the_directory_is_told_who_is_there(database18: Dat
     config = database18.config(tmp_path / "s")
     path = write_config(config, tmp_path / "walmere.toml")
     with running("receive", "-c", path, output=tmp_path / "out") as first:
-        eventually(lambda: streaming(database18), why=(tmp_path / "out").read_text)
+        eventually(database18.streaming, why=(tmp_path / "out").read_text)
         for _ in range(2):
             said = walmere("receive", "-c", path)
             assert said.returncode == 1
@@ -286,13 +281,13 @@ def test_a_second_receiver_of_the_slot_takes_over_when_the_first_ends(
     receive_all(database, first)
     path = write_config(first, tmp_path / "walmere.toml")
     with running("receive", "-c", path, output=tmp_path / "out") as process:
-        eventually(lambda: streaming(database), why=(tmp_path / "out").read_text)
+        eventually(database.streaming, why=(tmp_path / "out").read_text)
         with Background(second):
             eventually(lambda: "is active for PID" in caplog.text)
             pid = database.value("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", database.slot)
             process.kill()
             eventually(lambda: not database.rows("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid))
-            eventually(lambda: streaming(database))
+            eventually(database.streaming)
             database.execute("INSERT INTO t VALUES (1)")
             eventually(lambda: ids(second) == [1])
     assert ids(first) == []
@@ -305,7 +300,7 @@ def test_a_second_receiver_of_the_slot_gives_up_when_the_first_has_gone_on(
     first, second = database.config(tmp_path / "1"), database.config(tmp_path / "2")
     receive_all(database, first)
     with Background(first):
-        eventually(lambda: streaming(database))
+        eventually(database.streaming)
         with Background(second) as waiting:
             eventually(lambda: "is active for PID" in caplog.text)
             database.execute("INSERT INTO t VALUES (1)")

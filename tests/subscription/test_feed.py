@@ -32,7 +32,7 @@ def test_it_lets_another_receive_and_takes_over(database_under_test: Database, t
     feed.prepare()
     try:
         with Background(config):
-            eventually(lambda: database.rows("SELECT 1 FROM pg_stat_replication WHERE application_name <> ''"))
+            eventually(database.streaming)
             database.execute("INSERT INTO t VALUES (1)")
             feed.start(catch_up=True)
             feed.wait()
@@ -80,7 +80,7 @@ def test_a_slot_that_somebody_has_is_waited_for_but_not_for_ever(
     database.execute("CREATE PUBLICATION pub")
     publisher = Publisher.of(database.dsn, ("pub",), database.slot)
     with Background(database.config(tmp_path / "theirs")):
-        eventually(lambda: database.rows("SELECT 1 FROM pg_replication_slots WHERE active"))
+        eventually(database.streaming)
         feed = Feed(publisher, tmp_path / "ours", "query-q")
         with pytest.raises(SlotInUse):
             feed.receive_now()

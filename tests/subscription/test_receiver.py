@@ -146,7 +146,7 @@ def test_the_positions_are_what_the_source_shows(
             "SELECT write_lsn::text, flush_lsn::text, replay_lsn::text FROM pg_stat_replication"
             " JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = %s"
         )
-        eventually(lambda: database.rows(query, database.slot))
+        eventually(database.streaming)
         database.execute("INSERT INTO t VALUES (1)")
         end = Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
 
