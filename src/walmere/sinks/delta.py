@@ -55,11 +55,12 @@ from deltalake.transaction import AddAction, RemoveAction
 from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, Run, Scan, StagedFile, TableName, run_here
+from walmere.sinks.bins import bins
 from walmere.sinks.history import KEEP_SECONDS
 from walmere.sinks.parquet import Directory, conform, write
 from walmere.sinks.points import Entry
 from walmere.sinks.published import PLACE, LakePublisher
-from walmere.sinks.rewrite import DataFile, Files, bins, rewrite
+from walmere.sinks.rewrite import DataFile, Files, rewrite
 
 APP_ID: Final = "walmere"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from walmere.errors import SinkMismatch
 from walmere.sinks.base import Identity, Net, StagedFile
+from walmere.sinks.bins import bins
 from walmere.sinks.parquet import Directory, conform, row_groups, write
 from walmere.sinks.rows import I64, RowIndex, whole
 
@@ -26,8 +27,6 @@ _EXACT_BOUNDS: Final = 10_000
 """Up to so many keys, each is looked for between a file's bounds; of more, only the least and the greatest."""
 
 _NONE: Final = np.zeros(0, np.int64)
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,20 +226,6 @@ def _lost(count: int) -> SinkMismatch:
         f"the target does not have {count} of the rows they belong to",
         "somebody else has changed the table; let the subscription copy it again",
     )
-
-
-def bins(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """Neighbours together, as long as they are no larger than that."""
-    together: list[Item] = []
-    size = 0
-    for item in items:
-        if together and size + size_of(item) > most:
-            yield together
-            together, size = [], 0
-        together.append(item)
-        size += size_of(item)
-    if together:
-        yield together
 
 
 def _candidates(files: Sequence[DataFile], bounds: pa.Table, rows: pa.Table) -> list[DataFile]:

@@ -53,6 +53,7 @@ from walmere.errors import (
 from walmere.lsn import Lsn
 from walmere.pgoutput.messages import Relation
 from walmere.pgoutput.relation import RelationVersion
+from walmere.sinks.bins import bins
 from walmere.spark.jsonrows import JsonRows
 from walmere.spark.options import EARLIEST, Options, parse
 from walmere.spark.rows import Column, Format, ReadJob, removed
@@ -472,13 +473,4 @@ def _divided(refs: Sequence[BlockRef]) -> Iterator[list[BlockRef]]:
     """Parts of about the same size."""
     least, most = TASK_BYTES
     wanted = min(max(sum(ref.block.length for ref in refs) // _TASKS, least), most)
-    some: list[BlockRef] = []
-    size = 0
-    for ref in refs:
-        if some and size + ref.block.length > wanted:
-            yield some
-            some, size = [], 0
-        some.append(ref)
-        size += ref.block.length
-    if some:
-        yield some
+    return bins(refs, lambda ref: ref.block.length, wanted)
