@@ -35,7 +35,8 @@ from walmere.types import PgType
 
 _DOING: Final = "reading with format pgoutput"
 _POLL: Final = 0.1
-_PATIENCE: Final = 10.0
+_ENDING: Final = 10.0
+"""Seconds that a receiver has to end."""
 PATIENCE: Final = 60.0
 """Seconds that a query waits at its start for a source, or for a slot that somebody else has."""
 
@@ -119,29 +120,6 @@ class Feed:
                 if self._stopping.wait(_POLL):
                     return
 
-    def _require_same(self) -> None:
-        """Refuse the log of others: whoever receives decides what is in it, and what is not is lost to them all."""
-        source, directory = self._publisher.source, self._config.subscription.directory
-        noted, ours = directory / "feed.json", {"publications": sorted(source.publications)}
-        doing = f"receiving through slot {source.slot} into {directory}"
-        if noted.exists():
-            if (theirs := json.loads(noted.read_text())) != ours:
-                raise ConfigError(
-                    doing,
-                    f"what is there was received of publications {', '.join(theirs['publications'])},"
-                    f" not of {', '.join(ours['publications'])}",
-                    "give the same publications; or another slot and directory",
-                )
-        elif (self._config.changelog / NAME).exists():
-            raise ConfigError(
-                doing,
-                "a subscription has its change log there, and receives by itself",
-                'leave option slot away: option("directory", …) alone reads it; or give another slot and directory',
-            )
-        else:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_durably(noted, json.dumps(ours))
-
     def receive_now(self) -> None:
         """Receive everything that the source has committed by now, and end."""
         self.start(catch_up=True)
@@ -183,7 +161,30 @@ class Feed:
         if self._receiver is not None:
             self._receiver.stop()
         if self._thread is not None:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_ENDING)
+
+    def _require_same(self) -> None:
+        """Refuse the log of others: whoever receives decides what is in it, and what is not is lost to them all."""
+        source, directory = self._publisher.source, self._config.subscription.directory
+        noted, ours = directory / "feed.json", {"publications": sorted(source.publications)}
+        doing = f"receiving through slot {source.slot} into {directory}"
+        if noted.exists():
+            if (theirs := json.loads(noted.read_text())) != ours:
+                raise ConfigError(
+                    doing,
+                    f"what is there was received of publications {', '.join(theirs['publications'])},"
+                    f" not of {', '.join(ours['publications'])}",
+                    "give the same publications; or another slot and directory",
+                )
+        elif (self._config.changelog / NAME).exists():
+            raise ConfigError(
+                doing,
+                "a subscription has its change log there, and receives by itself",
+                'leave option slot away: option("directory", …) alone reads it; or give another slot and directory',
+            )
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_durably(noted, json.dumps(ours))
 
     def _run(self, until: Lsn | None) -> None:
         try:
