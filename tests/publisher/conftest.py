@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,11 @@ def source_of(database: Database, *publications: str, **more: Any) -> Source:
     return database.config(Path(), *publications, **more).source
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait for what the server does in its own time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.01)
+@pytest.fixture
+def shop(database: Database) -> Database:
+    """A database with a table and a publication for it."""
+    database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)", "CREATE PUBLICATION pub FOR TABLE item")
+    return database
 
 
 @pytest.fixture

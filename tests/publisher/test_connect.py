@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from conftest import Database
-from publisher.conftest import PASSWORD, eventually, source_of
+from processes import eventually
+from publisher.conftest import PASSWORD, source_of
 from walmere.config import Source, load
 from walmere.demo.server import LOGICAL, Server, binaries
 from walmere.errors import AccessRefused, SourceError, SourceUnavailable

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from conftest import Database
-from publisher.conftest import eventually, source_of
+from processes import eventually
+from publisher.conftest import source_of
 from walmere.config import Source
 from walmere.demo.server import Server
 from walmere.errors import (

@@ -9,7 +9,8 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 from conftest import Database
-from publisher.conftest import eventually, source_of
+from processes import eventually
+from publisher.conftest import source_of
 from walmere.config import Source
 from walmere.errors import NotConfigured, PublicationMissing, SlotMissing, SourceUnavailable
 from walmere.lsn import INVALID_LSN, Lsn
