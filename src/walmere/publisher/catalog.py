@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from psycopg.sql import Identifier
 
 from walmere.errors import PublicationMissing
 from walmere.lsn import Lsn
 from walmere.publisher.connect import Connection
+from walmere.publisher.identity import TreeIdentity, tree_identities
+from walmere.publisher.publication import published
 from walmere.types.builtin import BUILT_IN
 from walmere.types.pgtype import PgType, TypType
+
+LOCK_TIMEOUT: Final = "5s"
+"""How long a question to the catalogs waits for a table that somebody has locked."""
+STATEMENT_TIMEOUT: Final = "60s"
 
 
 class Layout(NamedTuple):
@@ -22,6 +28,7 @@ class Layout(NamedTuple):
     attnums: int = 0  # another column, be it of the same name
     versions: int = 0  # of the rows of pg_attribute
     filenodes: int = 0  # all rows were written anew
+    rewrites: int = 0  # ALTER TABLE wrote all rows again, perhaps with SET UNLOGGED in between; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +39,12 @@ class PublishedTable:
     schema: str
     name: str
     columns: tuple[str, ...]
-    row_filter: str | None
     leaves: tuple[tuple[int, int], ...]  # of a partitioned table: who holds its rows, and since which transaction
     partial: bool  # `publish` leaves out updates, deletes or truncates
     how: str  # it is published; another one if something was altered about that
     layout: Layout
     gathered: bool = False  # it is not published itself, but these leaves are, and are to be one table
+    identity: TreeIdentity | None = None  # of a partitioned table; None: the stream says it
 
 
 def require_publications(connection: Connection, names: tuple[str, ...]) -> None:
@@ -53,10 +60,32 @@ def require_publications(connection: Connection, names: tuple[str, ...]) -> None
         )
 
 
+def set_timeouts(connection: Connection) -> None:
+    """Bound what questions to the catalogs may wait for: somebody's lock on a table, or a server with much to do."""
+    connection.execute(
+        "SELECT pg_catalog.set_config('lock_timeout', %s, false),"
+        " pg_catalog.set_config('statement_timeout', %s, false)",
+        [LOCK_TIMEOUT, STATEMENT_TIMEOUT],
+    )
+
+
+def locked_tables(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
+    """Those of the relations that somebody holds ACCESS EXCLUSIVE on, and who: nobody can read them meanwhile."""
+    rows = connection.execute(
+        "SELECT l.relation::int8, coalesce('process ' || l.pid || coalesce(' (' || a.state || ', transaction open"
+        " since ' || date_trunc('second', a.xact_start) || ')', ''), 'a prepared transaction')"
+        " FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a USING (pid)"
+        " WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND l.granted AND l.relation = ANY(%s)"
+        " AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())",
+        [list(oids)],
+    )
+    return {oid: f"{who} holds ACCESS EXCLUSIVE" for oid, who in rows}
+
+
 def published_tables(
     connection: Connection, names: tuple[str, ...], gather: bool = False, only: int | None = None
 ) -> list[PublishedTable]:
-    """The tables of the publications, with the columns and rows that are published.
+    """The tables of the publications, with the columns that are published. Locks no table.
 
     A partition is left out if one of them publishes an ancestor of it in its place: whatever the others say, the stream
     has its changes as that ancestor's.
@@ -64,48 +93,63 @@ def published_tables(
     `gather`: partitions that are published each under its own name are given as the one table they are parts of.
     `only`: one of them, without looking at all the others' columns.
     """
-    # PostgreSQL 14 has neither row filters nor schemas in publications, and no columns for them
-    filters = connection.info.server_version >= 150_000
     schemas = "(SELECT oid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = n.oid)"
+    if connection.info.server_version < 150_000:
+        schemas = "NULL::oid"
     rows = connection.execute(
-        "WITH published AS (SELECT c.oid, t.schemaname, t.tablename,"  # noqa: S608
-        f" max({attnames(connection)}), {'array_agg(DISTINCT t.rowfilter)' if filters else 'NULL'},"
-        " ARRAY(SELECT relid::oid::int8 FROM pg_catalog.pg_partition_tree(c.oid)"
-        "       WHERE c.relkind = 'p' AND isleaf AND relid <> c.oid ORDER BY 1),"
+        f"{published(connection)} SELECT c.oid, n.nspname, c.relname,"  # noqa: S608
+        " ARRAY(SELECT attname FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid"
+        "       AND a.attnum = ANY(max(t.attnums)) ORDER BY a.attnum),"
+        " ARRAY(SELECT l.relid::int8 FROM leaf l WHERE l.root = c.oid ORDER BY 1),"
         " NOT (bool_or(pubupdate) AND bool_or(pubdelete) AND bool_or(pubtruncate)),"
         " string_agg(concat_ws(' ', pubname, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot,"
         "  (SELECT string_agg(r.oid::text, ' ' ORDER BY r.oid) FROM pg_catalog.pg_publication_rel r"
         "   WHERE prpubid = p.oid AND (prrelid = c.oid"
         "    OR prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))),"
-        f" {schemas if filters else 'NULL'}), ', ' ORDER BY pubname)"
-        " FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)"
-        " JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname"
-        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename"
-        " WHERE t.pubname = ANY(%s) GROUP BY 1, 2, 3, c.relkind"
-        ") SELECT * FROM published WHERE NOT EXISTS ("
-        "SELECT FROM pg_catalog.pg_partition_ancestors(oid) AS a JOIN published AS p ON p.oid = a.relid"
-        " WHERE p.oid <> published.oid) ORDER BY 2, 3",
+        f" {schemas}), ', ' ORDER BY pubname),"
+        " bool_or(pubupdate OR pubdelete),"
+        f" c.relispartition AND bool_and(NOT puballtables AND {schemas} IS NULL AND NOT EXISTS ("
+        "  SELECT FROM pg_catalog.pg_publication_rel r WHERE prpubid = p.oid AND prrelid = c.oid))"
+        " FROM published t JOIN chosen p ON p.oid = t.pubid JOIN pg_catalog.pg_class c ON c.oid = t.relid"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE NOT EXISTS (SELECT FROM tree JOIN published AS above ON above.relid = tree.root"
+        "  WHERE tree.relid = c.oid AND tree.root <> c.oid)"
+        " GROUP BY c.oid, n.oid, n.nspname, c.relname, c.relispartition ORDER BY 2, 3",
         [list(names)],
     ).fetchall()
-    since = _partitions(connection)
+    links = _partitions(connection)
     found = [
         PublishedTable(
             oid,
             schema,
             name,
-            tuple(columns or ()),
-            any_of(row_filters or [None]),
-            tuple((leaf, since.get(leaf, 0)) for leaf in leaves),
+            tuple(columns),
+            tuple((leaf, links[leaf][1] if leaf in links else 0) for leaf in leaves),
             partial,
             how,
             Layout(),
         )
-        for oid, schema, name, columns, row_filters, leaves, partial, how in rows
+        for oid, schema, name, columns, leaves, partial, how, *_ in rows
     ]
-    found = _gathered(connection, found, since) if gather else found
+    by_ancestor = {oid for oid, *_, of_ancestor in rows if of_ancestor}
+    changing = {oid for oid, *_, changes, _ in rows if changes}
+    found = _gathered(connection, found, links) if gather else found
+    changing |= {table.oid for table in found if table.gathered and changing & {leaf for leaf, _ in table.leaves}}
     found = [table for table in found if only in (None, table.oid)]
+    identities = tree_identities(
+        connection,
+        {table.oid: [leaf for leaf, _ in table.leaves] for table in found if table.leaves and table.oid in changing},
+    )
     layouts = _layouts(connection, [table.oid for table in found])
-    return [replace(table, layout=layouts.get(table.oid, Layout())) for table in found]
+    return [
+        replace(
+            table,
+            how=table.how + (_ancestry(table.oid, links) if table.oid in by_ancestor else ""),
+            layout=layouts.get(table.oid, Layout()),
+            identity=identities.get(table.oid),
+        )
+        for table in found
+    ]
 
 
 def attnames(connection: Connection) -> str:
@@ -123,32 +167,50 @@ def attnames(connection: Connection) -> str:
     )
 
 
-def _partitions(connection: Connection) -> dict[int, int]:
-    """Each partition, and the transaction that made it one, or attached it the last time."""
-    return dict(
-        connection.execute(
-            "SELECT inhrelid, xmin::text::int8 FROM pg_catalog.pg_inherits WHERE NOT inhdetachpending"
-        ).fetchall()
+def _partitions(connection: Connection) -> dict[int, tuple[int, int]]:
+    """Each partition: its parent, and the transaction that made it one, or attached it the last time."""
+    rows = connection.execute(
+        "SELECT inhrelid, inhparent, xmin::text::int8 FROM pg_catalog.pg_inherits WHERE NOT inhdetachpending"
     )
+    return {oid: (parent, since) for oid, parent, since in rows}
+
+
+def _ancestry(oid: int, links: Mapping[int, tuple[int, int]]) -> str:
+    """Since when a partition is in its tree. What was changed while it was not is not in the stream."""
+    text = ""
+    while oid in links:
+        oid, since = links[oid]
+        text += f", in {oid} since {since}"
+    return text
 
 
 def _layouts(connection: Connection, oids: Sequence[int]) -> dict[int, Layout]:
+    # What tells ALTER TABLE from VACUUM FULL, CLUSTER and TRUNCATE: only the first gives the table another TOAST table.
+    # One without TOAST has but its filenode. If it is in a publication by name, it cannot become UNLOGGED.
     rows = connection.execute(
-        "SELECT c.oid,"
+        "WITH RECURSIVE tree (root, relid) AS ("
+        " SELECT oid, oid FROM pg_catalog.pg_class WHERE oid = ANY(%s)"
+        " UNION ALL SELECT root, inhrelid FROM tree JOIN pg_catalog.pg_class ON oid = relid AND relkind = 'p'"
+        "  JOIN pg_catalog.pg_inherits ON inhparent = relid AND NOT inhdetachpending"
+        "), heaps AS ("
+        " SELECT root, hashtextextended(string_agg(relfilenode::text, ',' ORDER BY oid), 0) AS filenodes,"
+        "  hashtextextended(string_agg(CASE WHEN reltoastrelid <> 0 THEN reltoastrelid::text"
+        "   WHEN EXISTS (SELECT FROM pg_catalog.pg_publication_rel WHERE prrelid = oid) THEN '0'"
+        "   ELSE relfilenode::text END, ',' ORDER BY oid), 0) AS rewrites"
+        " FROM tree JOIN pg_catalog.pg_class ON oid = relid WHERE oid = root OR relkind <> 'p' GROUP BY root"
+        ") SELECT c.oid,"
         " hashtextextended(string_agg(concat_ws(' ', attname, atttypid, atttypmod), ',' ORDER BY attnum), 0),"
         " hashtextextended(string_agg(attnum::text, ',' ORDER BY attnum), 0),"
-        " hashtextextended(string_agg(a.xmin::text, ',' ORDER BY attnum), 0),"
-        " (SELECT hashtextextended(string_agg(relfilenode::text, ',' ORDER BY f.oid), 0) FROM pg_catalog.pg_class f"
-        "  WHERE f.oid = c.oid OR f.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid) WHERE isleaf))"
-        " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON attrelid = c.oid"
-        " WHERE c.oid = ANY(%s) AND attnum > 0 AND NOT attisdropped GROUP BY c.oid",
+        " hashtextextended(string_agg(a.xmin::text, ',' ORDER BY attnum), 0), max(filenodes), max(rewrites)"
+        " FROM pg_catalog.pg_class c JOIN heaps ON root = c.oid JOIN pg_catalog.pg_attribute a ON attrelid = c.oid"
+        " WHERE attnum > 0 AND NOT attisdropped GROUP BY c.oid",
         [list(oids)],
     )
     return {oid: Layout(*numbers) for oid, *numbers in rows}
 
 
 def _gathered(
-    connection: Connection, tables: Sequence[PublishedTable], since: Mapping[int, int]
+    connection: Connection, tables: Sequence[PublishedTable], links: Mapping[int, tuple[int, int]]
 ) -> list[PublishedTable]:
     roots = {
         leaf: (oid, schema, name)
@@ -171,18 +233,12 @@ def _gathered(
             oid=oid,
             schema=roots[first.oid][1],
             name=roots[first.oid][2],
-            leaves=tuple(sorted((leaf.oid, since.get(leaf.oid, 0)) for leaf in leaves)),
+            leaves=tuple(sorted((leaf.oid, links[leaf.oid][1] if leaf.oid in links else 0) for leaf in leaves)),
             partial=any(leaf.partial for leaf in leaves),
             how=f"gathered: {'; '.join(sorted({leaf.how for leaf in leaves}))}",
             gathered=True,
         )
     return sorted(found.values(), key=lambda table: (table.schema, table.name))
-
-
-def any_of(filters: Sequence[str | None]) -> str | None:
-    """Row filters of several publications as one: a row passes if it passes one of them, or one has none."""
-    expressions = sorted({each for each in filters if each is not None})
-    return None if not expressions or None in filters else " OR ".join(f"({each})" for each in expressions)
 
 
 def may_have_come_with_rows(connection: Connection, partition: int) -> bool:

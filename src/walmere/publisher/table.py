@@ -15,6 +15,8 @@ from walmere.errors import AccessRefused, NotMirrored, PublicationMissing, Sourc
 from walmere.pgoutput.messages import ReplicaIdentity
 from walmere.publisher.catalog import PublishedTable, published_tables
 from walmere.publisher.connect import Connection
+from walmere.publisher.identity import HINT, IS_REPLICA_IDENTITY
+from walmere.publisher.publication import row_filters
 from walmere.types.copytext import COPY_OPTIONS
 
 RANGE_BYTES: Final = 64 << 20
@@ -55,17 +57,16 @@ class Table:
     published: PublishedTable  # what the publications say of it
     parts: tuple[Part, ...]
     natts: int  # columns that it ever had
-
-    @property
-    def row_filter(self) -> str | None:
-        return self.published.row_filter
+    row_filter: str | None = None
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of its replica identity."""
+        """The columns by which its rows are told apart."""
+        if self.published.identity is not None:
+            return self.published.identity.key
         return tuple(column.name for column in self.columns if column.is_key)
 
 
@@ -89,23 +90,26 @@ def describe(connection: Connection, publications: tuple[str, ...], oid: int, ga
         raise PublicationMissing(f"looking at relation {oid}", "it does not exist any more")
     schema, name, identity, kind, natts = row
     published = _published(connection, publications, oid, f"{schema}.{name}", gather)
+    filtered = published.leaves[0][0] if published.gathered else oid
+    row_filter = row_filters(connection, publications, [filtered]).get(filtered)
     columns = columns_of(connection, oid, published.columns)
     _require_every_row(connection, f"looking at table {schema}.{name}", oid)
     leaves = {leaf for leaf, _ in published.leaves} if published.gathered else None
     parts = _parts(connection, oid, kind, Part(schema, name, None, whole_tree=True), leaves)
-    return Table(oid, schema, name, ReplicaIdentity(identity), columns, published, parts, natts)
+    return Table(oid, schema, name, ReplicaIdentity(identity), columns, published, parts, natts, row_filter)
 
 
 def columns_of(connection: Connection, oid: int, published: tuple[str, ...]) -> tuple[Column, ...]:
-    """These columns of a relation."""
+    """These columns of a relation. Locks nothing."""
     rows = connection.execute(
         # an index's INCLUDE columns stand behind its key
-        "SELECT a.attnum, a.attname, a.atttypid, a.atttypmod,"
+        "SELECT a.attnum, a.attname, a.atttypid, a.atttypmod,"  # noqa: S608
         " coalesce(a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]), false)"
-        " FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(%s)"
-        " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
+        " FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid"
+        f" LEFT JOIN pg_index i ON i.indrelid = c.oid AND {IS_REPLICA_IDENTITY}"
+        " WHERE c.oid = %s AND a.attnum > 0 AND NOT a.attisdropped"
         " AND a.attname = ANY(%s) ORDER BY a.attnum",
-        [oid, oid, list(published)],
+        [oid, list(published)],
     )
     return tuple(Column(*row) for row in rows)
 
@@ -148,21 +152,21 @@ def _published(
     found = published_tables(connection, publications, gather, only=oid)
     if not found:
         raise PublicationMissing(f"looking at table {name}", "it is not in the publication any more")
-    if found[0].gathered:
-        _require_alike(connection, publications, found[0], name)
-    return found[0]
+    [its] = found
+    if its.gathered:
+        _require_alike(connection, publications, its, name)
+    if its.identity is not None and its.identity.refused:
+        raise NotMirrored(f"looking at table {name}", its.identity.refused, HINT)
+    return its
 
 
 def _require_alike(connection: Connection, publications: tuple[str, ...], its: PublishedTable, name: str) -> None:
     wanted = [leaf for leaf, _ in its.leaves]
-    published = [table for table in published_tables(connection, publications) if table.oid in wanted]
-    [(identities,)] = connection.execute(
-        "SELECT count(DISTINCT relreplident) FROM pg_class WHERE oid = ANY(%s)", [wanted]
-    ).fetchall()
-    if identities > 1 or len({(frozenset(leaf.columns), leaf.row_filter) for leaf in published}) > 1:
+    columns = {frozenset(table.columns) for table in published_tables(connection, publications) if table.oid in wanted}
+    if len(columns) > 1 or len(set(row_filters(connection, publications, wanted).values())) > 1:
         raise NotMirrored(
             f"gathering the partitions of {name}",
-            "they have different columns, row filters or replica identities",
+            "they have different columns or row filters",
             "have all of them alike, or set target.gather_partitions = false",
         )
 

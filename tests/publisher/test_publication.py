@@ -1,0 +1,85 @@
+"""Which tables are published, without a lock: the same as `pg_publication_tables` says, on every version."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg
+
+from conftest import Database
+from publisher.test_table import source_of
+from walmere.publisher import catalog
+from walmere.publisher.connect import connect
+from walmere.publisher.publication import published
+
+SCHEMA = """
+CREATE SCHEMA s; CREATE TABLE plain (id int PRIMARY KEY, v text, g int GENERATED ALWAYS AS (id + 1) STORED);
+ALTER TABLE plain DROP v; ALTER TABLE plain ADD w text; CREATE TABLE s.t (id int PRIMARY KEY);
+CREATE UNLOGGED TABLE unlogged (id int); CREATE VIEW seen AS SELECT 1; CREATE TABLE heir () INHERITS (s.t);
+CREATE TABLE root (id int, r int, PRIMARY KEY (id, r)) PARTITION BY LIST (r);
+CREATE TABLE root_1 PARTITION OF root FOR VALUES IN (1);
+CREATE TABLE s.root_2 PARTITION OF root FOR VALUES IN (2) PARTITION BY LIST (id);
+CREATE TABLE root_2_1 PARTITION OF s.root_2 FOR VALUES IN (1); CREATE TABLE empty (id int) PARTITION BY LIST (id)
+"""
+VIA_ROOT = "WITH (publish_via_partition_root)"
+PUBLICATIONS = {
+    14: (
+        "FOR ALL TABLES",
+        f"FOR ALL TABLES {VIA_ROOT}",
+        "FOR TABLE root, plain",
+        f"FOR TABLE root, plain, s.root_2 {VIA_ROOT}",
+        f"FOR TABLE s.root_2 {VIA_ROOT}",
+        "FOR TABLE root_1, s.t",
+        "FOR TABLE ONLY s.t",
+        "",
+    ),
+    15: (
+        "FOR TABLES IN SCHEMA s",
+        f"FOR TABLES IN SCHEMA s {VIA_ROOT}",
+        f"FOR TABLES IN SCHEMA public {VIA_ROOT}",
+        "FOR TABLE plain (id) WHERE (id > 3)",
+        "FOR TABLE plain, TABLES IN SCHEMA public",
+    ),
+    18: ("FOR ALL TABLES WITH (publish_generated_columns = stored)", "FOR TABLE plain (id, g)"),
+}
+
+
+def test_the_tables_and_columns_are_those_that_the_servers_own_view_has(database: Database) -> None:
+    database.execute(SCHEMA)
+    definitions = [each for since, some in PUBLICATIONS.items() if database.major >= since for each in some]
+    for number, definition in enumerate(definitions):
+        database.execute(f"CREATE PUBLICATION p{number} {definition}")
+    generated = "AND attgenerated = ''" if database.major == 15 else ""  # it shows them, and does not send them
+    columns = "attnames" if database.major >= 15 else "NULL"
+    for number, definition in enumerate(definitions):
+        theirs = database.rows(
+            f"SELECT schemaname, tablename, ARRAY(SELECT attname FROM pg_attribute WHERE attrelid ="
+            f" format('%%I.%%I', schemaname, tablename)::regclass AND attname = ANY({columns}) {generated}"
+            " ORDER BY attnum) FROM pg_publication_tables WHERE pubname = %s ORDER BY 1, 2",
+            f"p{number}",
+        )
+        ours = database.rows(
+            published(database.connection) + " SELECT nspname, relname, ARRAY(SELECT attname FROM pg_attribute"
+            " WHERE attrelid = relid AND attnum = ANY(attnums) ORDER BY attnum) FROM published"
+            " JOIN pg_class c ON c.oid = relid JOIN pg_namespace n ON n.oid = relnamespace ORDER BY 1, 2",
+            [f"p{number}"],
+        )
+        assert [row[: 3 if database.major >= 15 else 2] for row in ours] == [
+            row[: 3 if database.major >= 15 else 2] for row in theirs
+        ], definition
+
+
+def test_a_table_that_somebody_has_locked_hides_no_other_and_is_named(database: Database) -> None:
+    database.execute(SCHEMA, "CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root)")
+    if database.major >= 15:
+        database.execute("CREATE PUBLICATION filtered FOR TABLE plain WHERE (id > 1)")
+    source = source_of(database, "pub", *(["filtered"] if database.major >= 15 else []))
+    with psycopg.connect(database.dsn) as other, closing(connect(source, "test")) as connection:
+        other.execute("LOCK TABLE plain, root, root_1 IN ACCESS EXCLUSIVE MODE")
+        connection.execute("SET lock_timeout = '100ms'")
+        tables = catalog.published_tables(connection, source.publications)
+        assert [table.name for table in tables] == ["empty", "heir", "plain", "root", "t"]
+        locked = catalog.locked_tables(connection, [table.oid for table in tables])
+        names = {table.oid: table.name for table in tables}
+        assert {names[oid] for oid in locked} == {"plain", "root"}
+        assert all(f"process {other.info.backend_pid} " in who for who in locked.values())
