@@ -102,7 +102,7 @@ def _apply_job(job: ApplyJob) -> Applied:
         version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
         return Applied(0, len(rows), version=version)
     result = Applied(job.oid)
-    while (stretch := changes.next_stretch(job.blocks, job.shape, reached)) is not None:
+    while (stretch := changes.next_stretch(job.blocks, job.shape, reached, job.identity)) is not None:
         if stretch.shape != job.shape or stretch.empty:
             awaits = stretch.shape if stretch.shape != job.shape else None
             return replace(result, stopped=Stopped(stretch.start, awaits))
@@ -175,7 +175,7 @@ def _moved(known: TableState, result: Applied | None, end_lsn: Lsn) -> TableStat
     if result is None or result.stopped is None:
         return state.applied(known, end_lsn, None if result is None else result.rejects)
     if result.stopped.awaits is None:
-        return state.copy_again(known, result.stopped.error)
+        return state.set_aside(known, result.stopped.error, time.time())
     return state.redefined(known, result.stopped.awaits, result.stopped.reached, result.rejects)
 
 

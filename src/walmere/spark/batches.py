@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from walmere.lsn import Lsn
+from walmere.sinks.base import Identity
 from walmere.subscription import cuts
 from walmere.subscription.ledger import Ledger
 from walmere.subscription.plan import Blocks, Planner, divide
@@ -39,6 +40,7 @@ class ApplyJob:
     end_lsn: Lsn
     partial: bool  # see Definition
     vacuum: bool
+    identity: Identity | None  # of a partitioned table, as its leaves have it
     alone: bool  # else it has a part of the table's inserts, to stage: one place commits all of them
 
 
@@ -118,13 +120,14 @@ class Batches:
             definition = known.definition
             shape = Shape(known.table, ()) if definition is None else definition.shape(known.table)
             partial = definition is not None and definition.partial
+            identity = None if definition is None else definition.identity
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
             divided = divide(refs, self._parallelism, LEAST_BYTES) if whole else [refs]
             vacuum, alone = self._time_to_vacuum(oid), len(divided) == 1
             for some in divided:
                 blocks = Blocks(self._log, some, versions, gathered)
-                job = ApplyJob(oid, shape, blocks, tables.types, self._sink, end_lsn, partial, vacuum, alone)
+                job = ApplyJob(oid, shape, blocks, tables.types, self._sink, end_lsn, partial, vacuum, identity, alone)
                 work.append(job)
         return work
 

@@ -9,7 +9,7 @@ first transaction in which another definition appears. Columns and replica ident
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.columns import Rows, decode_rows
 from walmere.pgoutput.messages import Relation, ReplicaIdentity
 from walmere.sinks.base import Identity, TableName
-from walmere.spark.fold import TRUNCATE, Changes
+from walmere.spark.fold import KEY, OLD, TRUNCATE, Changes
 from walmere.subscription.plan import Blocks, messages
 from walmere.subscription.rejects import Rejects, rejected_key
 from walmere.subscription.state import Shape
@@ -40,6 +40,7 @@ class Stretch:
     versions: frozenset[tuple[int, int]]
     start: Lsn  # all that committed before it is in the table
     end: Lsn | None = None  # where a transaction commits that has another definition; None: all of the batch is of this
+    of_leaves: bool = False  # the identity is that of the leaf partitions, whatever the stream says of the root's
 
     @property
     def empty(self) -> bool:
@@ -79,12 +80,18 @@ def _identity(relation: Relation, target: Shape | None) -> Identity:
     return Identity(relation.replica_identity.value, key)
 
 
-def next_stretch(blocks: Blocks, target: Shape, applied: Lsn | None) -> Stretch | None:
-    """The first stretch that the table does not have; None if it has everything."""
+def next_stretch(
+    blocks: Blocks, target: Shape, applied: Lsn | None, identity_of_leaves: Identity | None = None
+) -> Stretch | None:
+    """The first stretch that the table does not have; None if it has everything.
+
+    `identity_of_leaves`: of a partitioned table, what its rows are told apart by. See `publisher.identity`.
+    """
+    of_leaves = identity_of_leaves is not None
     definitions = {
         number: (
             shape_of(each.relation, target if blocks.parts else None),
-            _identity(each.relation, target if blocks.parts else None),
+            identity_of_leaves or _identity(each.relation, target if blocks.parts else None),
             None if blocks.parts else number,  # a table's own versions always differ in something
         )
         for number, each in blocks.versions.items()
@@ -92,7 +99,7 @@ def next_stretch(blocks: Blocks, target: Shape, applied: Lsn | None) -> Stretch 
     position = max(blocks.refs[0].position, applied or INVALID_LSN)
     if len(set(definitions.values())) == 1:
         shape, identity, _ = next(iter(definitions.values()))
-        return Stretch(shape, identity, frozenset(blocks.versions), position)
+        return Stretch(shape, identity, frozenset(blocks.versions), position, of_leaves=of_leaves)
     begins: dict[tuple[int, int], tuple[Lsn, int]] = {}  # commit and number of the first change of each
     for ref, batch in messages(blocks.directory, blocks.refs, applied):
         commits, places = batch.column("commit_lsn").to_numpy(), batch.column("sequence").to_numpy()
@@ -106,7 +113,8 @@ def next_stretch(blocks: Blocks, target: Shape, applied: Lsn | None) -> Stretch 
     same = frozenset(number for number in begins if definitions[number] == definitions[oldest])
     others = [commit for number, (commit, _) in begins.items() if number not in same]
     shape, identity, _ = definitions[oldest]
-    return Stretch(shape, identity, same, max(position, begins[oldest][0]), min(others, default=None))
+    start, end = max(position, begins[oldest][0]), min(others, default=None)
+    return Stretch(shape, identity, same, start, end, of_leaves)
 
 
 def decode(blocks: Blocks, stretch: Stretch, types: Mapping[int, PgType], applied: Lsn | None = None) -> Decoded | None:
@@ -126,7 +134,8 @@ def decode(blocks: Blocks, stretch: Stretch, types: Mapping[int, PgType], applie
         rows = batch if emptied is None else batch.filter(pa.array(_is_after(batch, emptied)))  # the others are gone
         if rows.num_rows:
             relation = blocks.versions[ref.block.relation, ref.version].relation
-            pieces.append(_typed(rows, relation, into, ref.segment.streamed, rejects))
+            typed = _typed(rows, relation, into, ref.segment.streamed, rejects)
+            pieces.append(_as_leaves_have_it(typed, stretch.identity) if stretch.of_leaves else typed)
             order.append(rows)
     joined = _joined(pieces, schema) if pieces else _truncate(schema)
     if len({ref.block.relation for ref, _ in found}) > 1 and pieces:
@@ -188,6 +197,12 @@ def _typed(batch: pa.RecordBatch, relation: Relation, into: _Columns, streamed: 
         rows.old_kind,
         old,
     )
+
+
+def _as_leaves_have_it(changes: Changes, identity: Identity) -> Changes:
+    """Old tuples marked as what the leaves have logged: whole rows if all of them are FULL, else keys at the least."""
+    kind = np.where(changes.old_kind != 0, OLD if identity.multiset else KEY, 0).astype(np.uint8)
+    return replace(changes, old_kind=kind)
 
 
 def _old(text: pa.Table, codecs: Sequence[Codec], key: tuple[str, ...]) -> list[pa.Array]:

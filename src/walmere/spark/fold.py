@@ -197,6 +197,12 @@ class _Keyed:
         for column in key:
             parts = [_take(self.tuples.old[column], old_rows)] if self.tuples.old is not None else []
             self.keys.append(pa.concat_arrays([*parts, _take(self.tuples.new[column], new_rows)]))
+        if any(column.null_count for column in self.keys):
+            raise NotMirrored(
+                _DOING,
+                "a column of the key is NULL: the replica identity of a partition was altered",
+                "no action needed: the table is copied again",
+            )
         self.old_place = np.full(len(kind), -1, np.int64)
         self.old_place[old_rows] = np.arange(len(old_rows))
         self.new_place = np.full(len(kind), -1, np.int64)

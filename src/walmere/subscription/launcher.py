@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from walmere.changelog import manifest
 from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import ChangeLogInUse, SlotInUse, SourceError, SourceUnavailable, WalmereError
+from walmere.errors import ChangeLogInUse, NotMirrored, SlotInUse, SourceError, SourceUnavailable, WalmereError
 from walmere.lsn import Lsn
 from walmere.sinks.base import TableName
 from walmere.subscription import receiver, requests
@@ -37,10 +37,12 @@ COPIES: Final = 2
 """Tables that are copied at the same time; each by as many tasks as there are hands."""
 RETRY: Final = 5.0
 """Seconds until a copy that was cut off is begun anew: PostgreSQL's `wal_retrieve_retry_interval`."""
-LONGEST: Final = 300.0
-"""Seconds until one that was refused again and again is begun anew."""
+LONGEST: Final = 4 * 3600.0
+"""Seconds until one that was refused again and again is tried again; sooner, if the table is altered."""
 REFRESH: Final = 5.0
 """Seconds after which the publications are looked at again, for tables that came or went."""
+REFRESH_ALTERED: Final = 0.5
+"""The same, while a table waits to take on columns that were altered."""
 STARTS: Final = 5
 """Times that the query is started if Spark's patience with its Python process ends before that is up."""
 _SLOW: Final = "Python worker failed to connect back"
@@ -166,7 +168,7 @@ class Copies:
         self._running: dict[int, Future[None]] = {}
         self._due: dict[int, float] = {}
         self._delay: dict[int, float] = {}
-        self._discovery: Future[None] = looking.submit(sync.discover)
+        self._discovery: Future[None] = looking.submit(sync.discovery.look)
         self._discovered = False
         self._look_again = 0.0
         self.failed: dict[int, WalmereError] = {}
@@ -178,15 +180,24 @@ class Copies:
             with contextlib.suppress(SourceUnavailable):
                 self._discovery.result()
                 self._discovered = True
-            self._look_again = now + REFRESH
-        if self._look_again and now >= self._look_again and not (self._once and self._discovered):
-            self._discovery, self._look_again = self._looking.submit(self._sync.discover), 0.0
+            altered = self._sync.discovery.altered_lsn is not None
+            self._look_again = now + (REFRESH_ALTERED if altered else REFRESH)
+        if self._look_again and now >= self._look_again and not (self._once and self._settled()):
+            self._discovery, self._look_again = self._looking.submit(self._sync.discovery.look), 0.0
+        while self._sync.discovery.changed:
+            oid = self._sync.discovery.changed.pop()
+            self._due.pop(oid, None)
+            self._delay.pop(oid, None)
         for oid, work in [each for each in self._running.items() if each[1].done()]:
             del self._running[oid]
             self._ended(oid, work, now)
         for table in self._waiting():
             oid = table.oid
             if oid in self._running or now < self._due.get(oid, 0.0):
+                continue
+            if table.retry_at > time.time():
+                if self._once:
+                    self.failed[oid] = NotMirrored(f"mirroring {table.name}", table.error or "", _setbacks(table))
                 continue
             if table.waits_for_copy:
                 self._due[oid] = now + RETRY if table.error is not None else 0.0
@@ -196,7 +207,11 @@ class Copies:
 
     def done(self) -> bool:
         """Whether no table waits for anything."""
-        return self._discovered and not self._running and not self._waiting()
+        return self._settled() and not self._running and not self._waiting()
+
+    def _settled(self) -> bool:
+        """Whether all that the catalogs show is taken in."""
+        return self._discovered and self._sync.discovery.altered_lsn is None
 
     def cancel(self) -> bool:
         """Begin no more of them. Returns whether some are under way."""
@@ -226,6 +241,14 @@ class Copies:
             self._delay[oid] = min(2 * self._delay.get(oid, RETRY), LONGEST)
             self._due[oid] = now + self._delay[oid]
             _log.warning("%s", self.failed[oid])
+
+
+def _setbacks(table: TableState) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(table.retry_at))
+    return (
+        f"copying it again did not help, {table.setbacks} times; it is copied again at {at}, when it is altered, or by"
+        f" `walmere resync {table.name}`"
+    )
 
 
 class Launcher:
@@ -334,7 +357,9 @@ class Launcher:
         """How far to go: to where the first of the tables are."""
         if until is None:
             return None
-        return max([until, *(position for table in self._tables if (position := table.position) is not None)])
+        altered = self._sync.discovery.altered_lsn
+        positions = [position for table in self._tables if (position := table.position) is not None]
+        return max([until, *positions, *([] if altered is None else [altered])])
 
     def _has_something_to_apply(self, until: Lsn | None, copies: Copies) -> bool:
         """A table that was just copied has all there was before its snapshot; and the query's start takes seconds."""

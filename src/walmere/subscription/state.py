@@ -21,8 +21,11 @@ Both come out of one predicate, `should_apply`.
 
 A table whose stream comes to another definition (a column more, another name) than its target has, stops there, and the
 others go on. It **awaits** that definition: either the target takes it on in place, and the table goes on from where it
-stopped, or it is copied again. So is one that was refused, once what was wrong may have been mended. Until the new copy
-is committed, readers see the old rows.
+stopped, or it is copied again. Until the new copy is committed, readers see the old rows.
+
+A table whose stream has what cannot be applied is **set aside** and copied again: the copy has the effect of the change
+that was refused. If the same happens again soon after, the copy did not help, and the next one waits: for minutes, then
+for hours; or until the table is altered, or somebody asks for a copy.
 """
 
 from __future__ import annotations
@@ -30,18 +33,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.sinks.base import TableName
+from walmere.sinks.base import Identity, TableName
 
 if TYPE_CHECKING:
     from walmere.publisher.catalog import Layout
     from walmere.publisher.table import Column
+
+
+COPY_HELPED: Final = 1800.0
+"""Seconds. A table that was followed for so long after its copy was helped by it."""
+SETBACK_WAITS: Final = (0.0, 60.0, 3600.0, 4 * 3600.0)
+"""Seconds until the next copy, after one, two, … copies that did not help."""
 
 
 class Shape(NamedTuple):
@@ -66,6 +75,7 @@ class Definition:
     leaves: tuple[tuple[int, int], ...] = ()  # of a partitioned table: who holds its rows, and since when
     partial: bool = False  # not all changes are published, so what is inserted may be there already
     gathered: bool = False  # the stream has its leaves, each under its own name
+    identity: Identity | None = None  # of a partitioned table; None: the stream says it
 
     def shape(self, table: TableName) -> Shape:
         """As a Relation message would say it."""
@@ -102,6 +112,9 @@ class TableState:
     published: bool = True  # else it has left the publication, or has another name now; what was copied stays
     definition: Definition | None = None  # that the target has
     awaits: Shape | None = None  # the definition that its stream has come to, and the target has not
+    copied_at: float = 0.0  # when its last copy was committed, in seconds of Unix time
+    setbacks: int = 0  # copies one after the other that did not help: its stream was refused again
+    retry_at: float = 0.0  # it is not copied again before that, unless it is altered or somebody asks for it
 
     @property
     def name(self) -> str:
@@ -140,7 +153,9 @@ def copy_started(state: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> TableSta
     return replace(state, phase=Phase.DATA_SYNC, snapshot_lsn=snapshot_lsn, rows_copied=0, rejects=0)
 
 
-def copy_committed(state: TableState, definition: Definition, rows: int, rejects: int = 0) -> TableState:
+def copy_committed(
+    state: TableState, definition: Definition, rows: int, rejects: int = 0, now: float = 0.0
+) -> TableState:
     """d → f: all rows of the snapshot are in the table, in one commit."""
     _require(state, Phase.DATA_SYNC)
     return replace(
@@ -151,6 +166,8 @@ def copy_committed(state: TableState, definition: Definition, rows: int, rejects
         rows_copied=rows,
         rejects=rejects,
         error=None,
+        copied_at=now,
+        retry_at=0.0,
     )
 
 
@@ -165,8 +182,28 @@ def needed_from(states: Iterable[TableState], applied_lsn: Lsn) -> Lsn:
 
 
 def copy_again(state: TableState, error: str | None = None) -> TableState:
-    """Any → i: a copy has failed, or a new one is needed. What is in the target stays until that takes its place."""
-    return TableState(state.table, state.oid, error=error)
+    """Any → i: a new copy is needed. What is in the target stays until that takes its place."""
+    return TableState(state.table, state.oid, error=error, copied_at=state.copied_at)
+
+
+def copy_failed(state: TableState, error: str | None) -> TableState:
+    """d → i: a copy has failed. What was known of setbacks stays."""
+    failed = copy_again(state, error)
+    return replace(failed, definition=state.definition, setbacks=state.setbacks, retry_at=state.retry_at)
+
+
+def set_aside(state: TableState, error: str | None, now: float) -> TableState:
+    """Any → i: its stream has what cannot be applied. A new copy may help; if it does not, the next one waits longer.
+
+    Without an error, nothing was refused: one transaction has several definitions, and a copy settles it.
+    """
+    if error is None:
+        return copy_again(state)
+    helped = now - state.copied_at > COPY_HELPED
+    setbacks = 1 if helped else state.setbacks + 1
+    wait = SETBACK_WAITS[min(setbacks, len(SETBACK_WAITS)) - 1]
+    again = copy_again(state, error)
+    return replace(again, definition=state.definition, setbacks=setbacks, retry_at=now + wait if wait else 0.0)
 
 
 def redefined(state: TableState, shape: Shape, reached: Lsn, rejects: int | None = None) -> TableState:
@@ -225,12 +262,16 @@ def to_json(state: TableState) -> dict[str, Any]:
         "published": state.published,
         "definition": asdict(state.definition) if state.definition else None,
         "awaits": state.awaits,
+        "copied_at": state.copied_at,
+        "setbacks": state.setbacks,
+        "retry_at": state.retry_at,
     }
 
 
 def from_json(content: Mapping[str, Any]) -> TableState:
     """The inverse."""
     plain: dict[str, Any] = {key: content[key] for key in ("rows_copied", "rejects", "error", "published")}
+    plain |= {key: content[key] for key in ("copied_at", "setbacks", "retry_at") if key in content}
     for key in ("snapshot_lsn", "applied_lsn"):
         plain[key] = Lsn.parse(content[key]) if content[key] else INVALID_LSN
     table = TableName(content["schema"], content["table"])
@@ -240,6 +281,7 @@ def from_json(content: Mapping[str, Any]) -> TableState:
         from walmere.publisher.catalog import Layout  # noqa: PLC0415
         from walmere.publisher.table import Column  # noqa: PLC0415
 
+        identity = stored.get("identity")
         definition = Definition(
             tuple(Column(**each) for each in stored["columns"]),
             stored["natts"],
@@ -248,6 +290,7 @@ def from_json(content: Mapping[str, Any]) -> TableState:
             tuple((leaf, since) for leaf, since in stored["leaves"]),
             stored["partial"],
             stored["gathered"],
+            identity and Identity(identity["mode"], tuple(identity["key"])),
         )
     awaits = content["awaits"] and Shape(TableName(*content["awaits"][0]), tuple(map(tuple, content["awaits"][1])))
     phase = Phase(content["phase"])

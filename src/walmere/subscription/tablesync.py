@@ -10,17 +10,17 @@ A task that fails is run again, and the files of its first attempt are nobody's.
 visible and begins anew with another snapshot. A table that was copied before is replaced in step 4: until then its
 readers see the old rows, in the old columns.
 
-Here is also what the catalogs are asked later on: which tables the publications have now, and what has become of one
-whose stream has another definition than its target.
+Here is also what is asked about one table later on: what has become of it, if its stream has another definition than
+its target.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -30,13 +30,13 @@ from walmere.config import Source
 from walmere.errors import ConfigError, PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, copy, snapshot, table
-from walmere.publisher.catalog import PublishedTable, may_have_come_with_rows
 from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.stream import identify_system
 from walmere.publisher.table import Range, Table
 from walmere.sinks.base import OVERWRITE, Sink, StagedFile, TableName
 from walmere.subscription import state
+from walmere.subscription.discovery import Discovery, identity_of
 from walmere.subscription.evolution import in_place
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import Definition, Phase, TableState
@@ -168,6 +168,7 @@ class TableSync:
         self._tasks = tasks
         self._stopping = threading.Event()
         self._making_slots: set[Connection] = set()
+        self.discovery = Discovery(source, tables, gather=gather)
 
     def stop(self) -> None:
         """End the copies that are under way. They begin anew with the next run."""
@@ -176,35 +177,6 @@ class TableSync:
             with suppress(Exception):  # it is gone already
                 connection.cancel_safe(timeout=_PATIENCE)
         self._tasks.cancel()
-
-    def discover(self) -> None:
-        """Take in what the publications publish now."""
-        with (
-            closing(connect(self._source, "walmere launcher")) as connection,
-            speaking(self._source, "reading catalogs"),
-        ):
-            catalog.require_publications(connection, self._source.publications)
-            published = catalog.published_tables(connection, self._source.publications, self._gather)
-            now = {each.oid: each for each in published}
-            changes: dict[int, Callable[[TableState], TableState]] = {}
-            for known in [each for each in self._tables if each.published and each.oid]:
-                its = now.get(known.oid)
-                if its is None or known.table != (its.schema, its.name):
-                    changes[known.oid] = state.unpublished
-                elif known.definition is not None:
-                    had = known.definition
-                    if (change := _after_a_look(connection, had, its)) is not None:
-                        changes[known.oid] = functools.partial(_unless_moved, had, change)
-        if changes:
-            self._tables.change(changes)
-        messages = self._tables.get(0)
-        if messages is not None and messages.table in {(its.schema, its.name) for its in published}:
-            raise ConfigError(
-                "looking at the publications", f"target.messages is {messages.name}, a table of the source"
-            )
-        new = [TableState(TableName(its.schema, its.name), oid) for oid, its in now.items() if oid not in self._tables]
-        if new:
-            self._tables.put(*new)
 
     def follow_messages(self, name: TableName | None, start_lsn: Lsn) -> None:
         """Have a table of logical messages, from here on if it is new; or have it no longer."""
@@ -235,7 +207,7 @@ class TableSync:
             wrong = error if isinstance(error, WalmereError) else WalmereError(f"copying {known.name}", repr(error))
             told_to_end = self._stopping.is_set()
             text = None if told_to_end else str(wrong)
-            self._tables.change({oid: lambda its: state.copy_again(its, text) if its.table == known.table else its})
+            self._tables.change({oid: lambda its: state.copy_failed(its, text) if its.table == known.table else its})
             if not (wrong.transient or told_to_end):
                 raise wrong from error
 
@@ -256,7 +228,7 @@ class TableSync:
 
     def _require_gone(self, oid: int) -> None:
         """The catalogs know nothing of a table: then it has left."""
-        self.discover()
+        self.discovery.look()
         if oid in self._tables:
             raise SourceUnavailable(f"looking at {self._tables[oid].name}", "it was not in the publication for a while")
 
@@ -264,13 +236,14 @@ class TableSync:
         oid = known.oid
         assert known.awaits is not None
         if known.awaits.table != known.table:
-            self.discover()  # it has another name, so another place in the target; or it had it for a while
+            self.discovery.look()  # it has another name, so another place in the target; or it had it for a while
             self._tables.change({oid: lambda its: its if its.awaits is None else state.copy_again(its)})
             return
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
             speaking(self._source, f"looking at {known.name}"),
         ):
+            catalog.set_timeouts(connection)
             missing = table.missing_values(connection, oid)  # before the filenodes: a rewrite in between is noticed
             described, types = look(connection, self._source, oid, self._gather)
         self._tables.learn(types)
@@ -291,6 +264,7 @@ class TableSync:
         with snapshot.exported(source, slot, self._making_slots.add) as made:
             self._start(known, made.lsn)
             with snapshot.imported(source, slot, made) as connection, speaking(source, f"looking at {known.name}"):
+                catalog.set_timeouts(connection)
                 described, types = look(connection, source, known.oid, self._gather)
             if (described.schema, described.name) != known.table:
                 raise SourceUnavailable(f"copying {known.name}", f"it is called {described} by now")
@@ -326,7 +300,7 @@ class TableSync:
         def finish(its: TableState) -> TableState:
             if its.table != name or not its.copying:
                 return its  # it has left, or is to be copied again, already
-            return state.copy_committed(its, self._definition(described), rows, rejected)
+            return state.copy_committed(its, self._definition(described), rows, rejected, time.time())
 
         self._tables.change({described.oid: finish})
 
@@ -334,35 +308,6 @@ class TableSync:
         """What is remembered of a table."""
         its = described.published
         partial = its.partial or self._source.origin == "none"
-        return Definition(described.columns, described.natts, its.layout, its.how, its.leaves, partial, its.gathered)
-
-
-def _unless_moved(had: Definition, change: Callable[[TableState], TableState], known: TableState) -> TableState:
-    """The change, unless the table has got another definition meanwhile."""
-    return change(known) if known.definition == had else known
-
-
-def _after_a_look(
-    connection: Connection, had: Definition, its: PublishedTable
-) -> Callable[[TableState], TableState] | None:
-    """What to do about a table in which something has changed that is not in the stream; None: nothing has.
-
-    It is copied again if it is published in another way; if a partition has gone, by DROP or DETACH, or has come with
-    rows in it; and if rows have other values although the columns look the same: another one of the same name and type,
-    or ALTER TYPE … USING. (Where they look different, the stream will tell.)
-    """
-    now = its.layout
-    come = set(its.leaves) - set(had.leaves)
-    if (
-        had.how != its.how
-        or not set(had.leaves) <= set(its.leaves)
-        or (come and had.gathered)  # what its stream had meanwhile may have been passed over
-        or any(may_have_come_with_rows(connection, leaf) for leaf, _ in come)
-        or (now.shape == had.layout.shape and now.attnums != had.layout.attnums)
-        or (now.versions != had.layout.versions and now.filenodes != had.layout.filenodes)
-    ):
-        return state.copy_again
-    layout = now if now.shape == had.layout.shape else had.layout
-    if (its.leaves, layout) == (had.leaves, had.layout):
-        return None
-    return lambda known: replace(known, definition=replace(had, leaves=its.leaves, layout=layout))
+        return Definition(
+            described.columns, described.natts, its.layout, its.how, its.leaves, partial, its.gathered, identity_of(its)
+        )
