@@ -102,6 +102,9 @@ master = "local[2]"
     def phase(self, table: str, schema: str = "public") -> Phase | None:
         return next((each.phase for each in self.tables() if each.name == f"{schema}.{table}"), None)
 
+    def oid(self, table: str) -> int:
+        return int(self.database.value("SELECT %s::regclass::oid::int8", table))
+
     def tables(self) -> Tables:
         return Tables(self.config.subscription.directory)
 

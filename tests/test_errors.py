@@ -6,7 +6,15 @@ import pickle
 import pytest
 
 from walmere import errors
-from walmere.errors import NotApplied, ProtocolError, SinkConflict, SlotInUse, SourceUnavailable, WalmereError
+from walmere.errors import (
+    NotApplied,
+    ProtocolError,
+    SinkConflict,
+    SlotInUse,
+    SourceUnavailable,
+    TableLocked,
+    WalmereError,
+)
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, WalmereError)]
 
@@ -31,7 +39,13 @@ def test_an_error_says_what_was_done_what_went_wrong_and_what_to_do() -> None:
 
 
 def test_only_what_may_pass_by_itself_is_transient() -> None:
-    assert {kind for kind in ALL if kind.transient} == {SourceUnavailable, SlotInUse, SinkConflict, NotApplied}
+    assert {kind for kind in ALL if kind.transient} == {
+        SourceUnavailable,
+        SlotInUse,
+        TableLocked,
+        SinkConflict,
+        NotApplied,
+    }
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:

@@ -25,6 +25,7 @@
         ├── AccessRefused         the role may not do this, or may not log in
         ├── NotConfigured         a setting of the server forbids logical replication
         ├── WrongSystem           another PostgreSQL system answers at this address
+        ├── TableLocked           somebody holds a lock on a table that is to be read         (transient)
         ├── PublicationMissing
         ├── SlotMissing
         ├── SlotInUse             another walsender streams from the slot                  (transient)
@@ -163,6 +164,12 @@ class NotConfigured(SourceError):
 
 class WrongSystem(SourceError):
     """Another PostgreSQL system answers than the one this subscription began with."""
+
+
+class TableLocked(SourceError):
+    """Somebody holds a lock on a table, for longer than we wait."""
+
+    transient = True
 
 
 class PublicationMissing(SourceError):

@@ -119,15 +119,11 @@ def test_a_leaf_that_gets_another_identity_is_noticed(database18: Database, tmp_
     with mirror.following():
         mirror.becomes_equal("t")
         database.execute("ALTER TABLE t_1 REPLICA IDENTITY USING INDEX t_1_u", "DELETE FROM t WHERE id = 2")
-        mirror.becomes(lambda: "different partitions" in (mirror.tables()[_oid(database, "t")].error or ""))
+        mirror.becomes(lambda: "different partitions" in (mirror.tables()[mirror.oid("t")].error or ""))
         database.execute("ALTER TABLE t_1 REPLICA IDENTITY FULL", "DELETE FROM t WHERE id = 4")
         mirror.becomes_equal("t")
         database.execute("UPDATE t SET id = id + 50 WHERE id < 8")
         mirror.becomes_equal("t")
-
-
-def _oid(database: Database, table: str) -> int:
-    return int(database.value("SELECT %s::regclass::oid::int8", table))
 
 
 def test_gathered_partitions_that_share_a_key_are_refused_and_others_are_not_mixed_up(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from conftest import Database
 from mirror import Mirror
+from walmere.errors import TableLocked
+from walmere.publisher.connect import connect, speaking
 from walmere.subscription import launcher
 from walmere.subscription.state import Phase
+from walmere.subscription.tablesync import look
 
 
 def columns(mirror: Mirror, table: str) -> list[str]:
@@ -75,7 +80,7 @@ def test_rows_that_were_written_while_a_table_was_unlogged_or_a_partition_detach
     database.execute(
         "CREATE TABLE wide (id int PRIMARY KEY, v text)",
         "CREATE TABLE narrow (id int PRIMARY KEY, v int)",
-        "CREATE TABLE vacuumed (id int PRIMARY KEY, v text)",
+        "CREATE TABLE vacuumed (id int PRIMARY KEY, v int)",
         "CREATE TABLE root (id int, r int, v text, PRIMARY KEY (id, r)) PARTITION BY LIST (r)",
         "CREATE TABLE leaf PARTITION OF root FOR VALUES IN (1)",
         "CREATE TABLE other PARTITION OF root FOR VALUES IN (2)",
@@ -131,6 +136,13 @@ def test_a_table_that_is_locked_for_long_does_not_keep_the_others_from_following
         mirror.becomes_equal("free")
         database.execute("ALTER TABLE free ADD w int DEFAULT 1")
         mirror.becomes_equal("free")
+        source = mirror.config.source
+        with closing(connect(source, "test")) as connection:
+            connection.execute("SET lock_timeout = '50ms'")
+            with pytest.raises(TableLocked) as refused, speaking(source, "looking at public.held"):
+                look(connection, source, mirror.oid("held"), gather=False)
+        assert refused.value.transient
+        assert "pg_locks" in refused.value.hint
         other.rollback()
         database.execute("INSERT INTO held VALUES (2)")
         mirror.becomes_equal("held", "free")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from psycopg.sql import Identifier
+import psycopg
+from psycopg.sql import SQL, Identifier
 
 from walmere.errors import PublicationMissing
 from walmere.lsn import Lsn
@@ -28,7 +29,7 @@ class Layout(NamedTuple):
     attnums: int = 0  # another column, be it of the same name
     versions: int = 0  # of the rows of pg_attribute
     filenodes: int = 0  # all rows were written anew
-    rewrites: int = 0  # ALTER TABLE wrote all rows again, perhaps with SET UNLOGGED in between; 0: not known
+    rewrites: int = 0  # ALTER TABLE may have written all rows again, SET UNLOGGED and back too; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class PublishedTable:
     layout: Layout
     gathered: bool = False  # it is not published itself, but these leaves are, and are to be one table
     identity: TreeIdentity | None = None  # of a partitioned table; None: the stream says it
+    xid: int = field(default=0, compare=False)  # when this was read, every transaction before it had ended
 
 
 def require_publications(connection: Connection, names: tuple[str, ...]) -> None:
@@ -141,12 +143,14 @@ def published_tables(
         {table.oid: [leaf for leaf, _ in table.leaves] for table in found if table.leaves and table.oid in changing},
     )
     layouts = _layouts(connection, [table.oid for table in found])
+    [(xid,)] = connection.execute("SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::int8")
     return [
         replace(
             table,
             how=table.how + (_ancestry(table.oid, links) if table.oid in by_ancestor else ""),
             layout=layouts.get(table.oid, Layout()),
             identity=identities.get(table.oid),
+            xid=xid,
         )
         for table in found
     ]
@@ -186,7 +190,7 @@ def _ancestry(oid: int, links: Mapping[int, tuple[int, int]]) -> str:
 
 def _layouts(connection: Connection, oids: Sequence[int]) -> dict[int, Layout]:
     # What tells ALTER TABLE from VACUUM FULL, CLUSTER and TRUNCATE: only the first gives the table another TOAST table.
-    # One without TOAST has but its filenode. If it is in a publication by name, it cannot become UNLOGGED.
+    # One without TOAST has but its filenode: see `rewritten_since`. One that is published by name cannot be UNLOGGED.
     rows = connection.execute(
         "WITH RECURSIVE tree (root, relid) AS ("
         " SELECT oid, oid FROM pg_catalog.pg_class WHERE oid = ANY(%s)"
@@ -256,6 +260,27 @@ def may_have_come_with_rows(connection: Connection, partition: int) -> bool:
         [partition, partition],
     ).fetchone()
     return row != (True,)
+
+
+def rewritten_since(connection: Connection, its: PublishedTable, xid: int) -> bool:
+    """Whether ALTER TABLE may have written all rows of a table again after this transaction.
+
+    A row with an older xmin shows that it has not: ALTER TABLE inserts all rows anew, whereas VACUUM FULL and CLUSTER
+    keep their xmin. If there is no such row, or the role may not look, nobody knows.
+    """
+    names = connection.execute(
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace"
+        " WHERE c.oid = ANY(%s)",
+        [[leaf for leaf, _ in its.leaves] or [its.oid]],
+    ).fetchall()
+    older = SQL("SELECT EXISTS (SELECT FROM ONLY {} WHERE age(xmin) > age(%s::xid))")
+    try:
+        for name in names:
+            if connection.execute(older.format(Identifier(*name)), [str(xid & 0xFFFFFFFF)]).fetchone() != (True,):
+                return True
+    except psycopg.Error:
+        return True
+    return not names
 
 
 def types_of(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:

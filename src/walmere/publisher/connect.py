@@ -34,6 +34,7 @@ from walmere.errors import (
     SlotMissing,
     SourceError,
     SourceUnavailable,
+    TableLocked,
 )
 from walmere.publisher.capabilities import Capabilities
 
@@ -253,6 +254,8 @@ def translate(error: psycopg.Error, doing: str, scrub: Scrub = lambda text: text
                 return kind(doing, text, advice.format(*(name.replace('"', '""') for name in match.groups())))
     if isinstance(error, _ACCESS):
         return AccessRefused(doing, text, "`walmere check` tells which right is missing")
+    if isinstance(error, pg.LockNotAvailable):
+        return TableLocked(doing, text, "it is tried again; SELECT * FROM pg_locks WHERE granted shows who has it")
     if _GONE.search(text):
         return SlotLost(doing, text, LOST)
     if isinstance(error, pg.ObjectInUse):

@@ -109,7 +109,7 @@ class Discovery:
         shape = replace(had, columns=columns_of(connection, known.oid, its.columns)).shape(known.table)
         if shape == had.shape(known.table):
             # nothing that is published: only the record of what the table looks like is renewed
-            return lambda now: replace(now, definition=replace(had, layout=its.layout, leaves=its.leaves))
+            return lambda now: replace(now, definition=replace(had, layout=its.layout, leaves=its.leaves, xid=its.xid))
         noticed = self._altered.get(known.oid)
         if noticed is not None and noticed.shape == shape:
             return functools.partial(_await, shape) if known.applied_lsn >= noticed.lsn else None
@@ -153,11 +153,15 @@ def _after_a_look(
         or any(may_have_come_with_rows(connection, leaf) for leaf, _ in come)
         or (now.shape == had.layout.shape and now.attnums != had.layout.attnums)
         or (now.versions != had.layout.versions and now.filenodes != had.layout.filenodes)
-        or (had.layout.rewrites and now.rewrites != had.layout.rewrites)
         or had.identity != identity_of(its)
+        or (
+            had.layout.rewrites
+            and now.rewrites != had.layout.rewrites
+            and catalog.rewritten_since(connection, its, had.xid)
+        )
     ):
         return state.copy_again
     layout = now if now.shape == had.layout.shape else had.layout
     if (its.leaves, layout) == (had.leaves, had.layout):
         return None
-    return lambda known: replace(known, definition=replace(had, leaves=its.leaves, layout=layout))
+    return lambda known: replace(known, definition=replace(had, leaves=its.leaves, layout=layout, xid=its.xid))

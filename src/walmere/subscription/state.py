@@ -76,6 +76,7 @@ class Definition:
     partial: bool = False  # not all changes are published, so what is inserted may be there already
     gathered: bool = False  # the stream has its leaves, each under its own name
     identity: Identity | None = None  # of a partitioned table; None: the stream says it
+    xid: int = 0  # every transaction before it had ended when the catalogs said this
 
     def shape(self, table: TableName) -> Shape:
         """As a Relation message would say it."""
@@ -291,6 +292,7 @@ def from_json(content: Mapping[str, Any]) -> TableState:
             stored["partial"],
             stored["gathered"],
             identity and Identity(identity["mode"], tuple(identity["key"])),
+            stored.get("xid", 0),
         )
     awaits = content["awaits"] and Shape(TableName(*content["awaits"][0]), tuple(map(tuple, content["awaits"][1])))
     phase = Phase(content["phase"])

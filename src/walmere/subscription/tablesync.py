@@ -309,5 +309,13 @@ class TableSync:
         its = described.published
         partial = its.partial or self._source.origin == "none"
         return Definition(
-            described.columns, described.natts, its.layout, its.how, its.leaves, partial, its.gathered, identity_of(its)
+            described.columns,
+            described.natts,
+            its.layout,
+            its.how,
+            its.leaves,
+            partial,
+            its.gathered,
+            identity_of(its),
+            its.xid,
         )
