@@ -65,8 +65,14 @@ def test_the_shortest_configuration_has_the_documented_defaults(tmp_path: Path) 
         (SOURCE + "heartbeat = nan" + SUBSCRIPTION, "source.heartbeat: input should be"),
         (SOURCE + "heartbeat = true" + SUBSCRIPTION, "source.heartbeat: input should be a valid number"),
         (SOURCE + 'origin = "some"' + SUBSCRIPTION, "source.origin: input should be 'any' or 'none'"),
-        (SOURCE + SUBSCRIPTION.replace('"/var/lib/walmere/shop"', "7"), "subscription.directory: "),
-        (SOURCE + SUBSCRIPTION.replace("/var/lib/walmere/shop", ""), "subscription.directory: "),
+        (SOURCE + SUBSCRIPTION.replace('"/var/lib/walmere/shop"', "7"), "subscription.directory: must be text"),
+        (SOURCE + SUBSCRIPTION.replace("/var/lib/walmere/shop", ""), "subscription.directory: must not be empty"),
+        (SOURCE + SUBSCRIPTION + '[target]\npath = ""', "target.path: must not be empty"),
+        (SOURCE + SUBSCRIPTION.replace('"shop"', '""'), "subscription.name: a name has 1 to 63 bytes"),
+        (SOURCE + SUBSCRIPTION.replace('"shop"', f'"{"é" * 32}"'), "subscription.name: a name has 1 to 63 bytes"),
+        (SOURCE + SUBSCRIPTION.replace('"shop"', '"a/b"'), "subscription.name: a name must not contain /"),
+        (SOURCE + SUBSCRIPTION.replace('"shop"', '"a\\u0007"'), "subscription.name: a name must not contain /"),
+        (SOURCE + SUBSCRIPTION.replace('"shop"', '".."'), "subscription.name: a name must not consist of dots"),
         (SOURCE + SUBSCRIPTION.replace("/var/lib", "a\\u0000b"), "subscription.directory: a path has no zero bytes"),
         (SOURCE + SUBSCRIPTION.replace("/var/lib", "~nobody-of-that-name"), "subscription.directory: there is no home"),
         (SOURCE + SUBSCRIPTION + "segment_bytes = 5", "subscription.segment_bytes: input should be greater"),
@@ -188,3 +194,67 @@ def test_the_process_environment_is_the_default(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("WALMERE_SOURCE__SLOT", "from_the_environment")
     (tmp_path / "walmere.toml").write_text(SOURCE + SUBSCRIPTION)
     assert load(tmp_path / "walmere.toml").source.slot == os.environ["WALMERE_SOURCE__SLOT"]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "abfss", "gs", "az", "hdfs", "https", "S3"])
+def test_a_url_that_is_not_a_file_is_refused_and_its_scheme_is_named(tmp_path: Path, scheme: str) -> None:
+    target = f'[target]\npath = "{scheme}://bucket/lake"'
+    assert f"target.path: the scheme {scheme}:// is not supported" in refusal(tmp_path, SOURCE + SUBSCRIPTION + target)
+    state = SUBSCRIPTION.replace("/var/lib", f"{scheme}://bucket")
+    assert f"subscription.directory: the scheme {scheme}:// is not supported" in refusal(tmp_path, SOURCE + state)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("file:///srv/lake", "/srv/lake"),
+        ("FILE:///srv/lake", "/srv/lake"),
+        ("file:/srv/lake", "/srv/lake"),
+        ("file://localhost/srv/lake", "/srv/lake"),
+        ("file:///srv/my%20lake%23/%C3%A9", "/srv/my lake#/é"),
+        ("file:///srv/~lake", "/srv/~lake"),
+    ],
+)
+def test_a_file_url_is_a_local_path(tmp_path: Path, url: str, path: str) -> None:
+    config = read(
+        tmp_path, SOURCE + SUBSCRIPTION.replace("/var/lib/walmere/shop", f"{url}-state") + f"[target]\npath = '{url}'"
+    )
+    assert config.target is not None
+    assert config.target.path == Path(path)
+    assert config.subscription.directory == Path(f"{path}-state")
+
+
+@pytest.mark.parametrize(
+    ("url", "wrong"),
+    [
+        ("file://server/lake", "must not name a host"),
+        ("file://lake", "must not name a host"),
+        ("file://", "absolute path"),
+        ("file:///lake?x", "%3F"),
+        ("file:///lake#x", "%23"),
+        ("file:///%FF", "UTF-8"),
+        ("file:///a%00b", "zero bytes"),
+    ],
+)
+def test_a_file_url_that_is_no_local_path_is_refused(tmp_path: Path, url: str, wrong: str) -> None:
+    assert wrong in refusal(tmp_path, SOURCE + SUBSCRIPTION + f"[target]\npath = '{url}'")
+
+
+@pytest.mark.parametrize(
+    ("directory", "path", "wrong"),
+    [
+        ("state", "state", "are the same directory"),
+        ("state", "state/lake", "target.path"),
+        ("lake/state", "lake", "subscription.directory"),
+        ("state", "link/lake", "target.path"),
+        ("state", "file://HERE/state/../state/lake", "target.path"),
+    ],
+)
+def test_a_lake_and_a_state_directory_inside_each_other_are_refused(
+    tmp_path: Path, directory: str, path: str, wrong: str
+) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "link").symlink_to("state")
+    text = SOURCE + SUBSCRIPTION.replace("/var/lib/walmere/shop", directory)
+    assert wrong in refusal(tmp_path, f"{text}[target]\npath = '{path.replace('HERE', str(tmp_path))}'")
+    assert read(tmp_path, f"{text}[target]\npath = 'state-lake'").target is not None, "a common prefix is no parent"

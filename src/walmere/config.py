@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
@@ -21,6 +23,7 @@ from walmere.errors import ConfigError
 
 PREFIX: Final = "WALMERE_"
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://|(file):/", re.IGNORECASE)
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -30,14 +33,39 @@ class _Section(BaseModel):
 
 
 def _path(value: object) -> object:
-    if not isinstance(value, str) or not value:
+    """A local path, as text or as a file:// URL."""
+    if isinstance(value, Path):
         return value
+    if not isinstance(value, str):
+        raise ValueError('must be text: "…"')
+    if not value:
+        raise ValueError("must not be empty")
+    if (url := _URL.match(value)) is not None:
+        scheme = url[1] or url[2]
+        if scheme.lower() != "file":
+            raise ValueError(
+                f"the scheme {scheme}:// is not supported: object stores are not supported yet; give a local path"
+            )
+        value = _file_path(value)
     if "\0" in value:
         raise ValueError("a path has no zero bytes")
     try:
-        return Path(value).expanduser()
+        return Path(value).expanduser() if url is None else Path(value)
     except RuntimeError:
         raise ValueError("there is no home directory for what follows ~") from None
+
+
+def _file_path(url: str) -> str:
+    """The local path of a file:// URL."""
+    parts = urlsplit(url)
+    if parts.netloc.lower() not in ("", "localhost"):
+        raise ValueError("a file:// URL must not name a host: use file:///path")
+    if parts.query or parts.fragment or not parts.path.startswith("/"):
+        raise ValueError("a file:// URL has an absolute path and nothing else; write ? as %3F and # as %23")
+    try:
+        return unquote(parts.path, errors="strict")
+    except UnicodeDecodeError:
+        raise ValueError("a file:// URL must be UTF-8 after its percent-encoding is decoded") from None
 
 
 class Source(_Section):
@@ -81,7 +109,7 @@ class Source(_Section):
 class Subscription(_Section):
     """The subscriber's own place."""
 
-    name: str = Field(min_length=1, max_length=63)
+    name: str
     directory: Path
     """Change log, phases, checkpoints, ledger."""
     segment_bytes: int = Field(default=64 << 20, ge=1 << 16, le=1 << 30)
@@ -91,6 +119,18 @@ class Subscription(_Section):
     """A segment stays at least so long, and until every sink has applied it."""
 
     _paths = field_validator("directory", mode="before")(_path)
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        """It becomes part of paths, of slot names and of `application_name`."""
+        if not 0 < len(value.encode(errors="replace")) < 64:
+            raise ValueError("a name has 1 to 63 bytes")
+        if "/" in value or any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
+            raise ValueError("a name must not contain / or control characters")
+        if not value.strip("."):
+            raise ValueError("a name must not consist of dots only")
+        return value
 
 
 class Target(_Section):
@@ -174,7 +214,26 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     here = path.parent.absolute()
     subscription = config.subscription.model_copy(update={"directory": here / config.subscription.directory})
     target = config.target and config.target.model_copy(update={"path": here / config.target.path})
+    if target is not None:
+        _require_apart(doing, subscription.directory, target.path)
     return config.model_copy(update={"subscription": subscription, "target": target})
+
+
+def _require_apart(doing: str, directory: Path, lake: Path) -> None:
+    """Refuse a lake inside the state directory, or the other way round: `walmere drop` deletes the latter."""
+    try:
+        state, tables = directory.resolve(), lake.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of symbolic links
+        raise ConfigError(doing, f"target.path or subscription.directory cannot be resolved: {error}") from None
+    if state == tables:
+        wrong = f"target.path and subscription.directory are the same directory, {state}"
+    elif state in tables.parents:
+        wrong = f"target.path {tables} is inside subscription.directory {state}"
+    elif tables in state.parents:
+        wrong = f"subscription.directory {state} is inside target.path {tables}"
+    else:
+        return
+    raise ConfigError(doing, wrong, "give each a directory of its own")
 
 
 def _overlay(content: dict[str, Any], environment: Mapping[str, str]) -> dict[tuple[str, ...], str]:
