@@ -9,12 +9,14 @@
     ├── ChangeLogError
     │   ├── ChangeLogVersion      written by another version of the format
     │   ├── ChangeLogDamaged      a file is torn, missing or fails its checksum
+    │   │   └── StateDamaged      a file of the subscription's state cannot be read
     │   ├── ChangesRemoved        what is to be read is not in it any more
     │   ├── ChangeLogInUse        another process writes this log
     │   └── ChangeLogMismatch     the log and the source do not belong together
     ├── SinkError
     │   ├── SinkConflict          others committed at the same time, again and again          (transient)
     │   └── SinkMismatch          what is at the target is not the table it should be
+    │       └── OwnedByAnother    it belongs to another subscription
     ├── LakeError                 a lake has not what was asked for
     │   ├── PointGone             it is older than what is kept
     │   └── NotApplied            it is newer than what is applied yet                     (transient)
@@ -96,6 +98,10 @@ class ChangeLogDamaged(ChangeLogError):
     """A file of the log is torn, missing, or fails its checksum."""
 
 
+class StateDamaged(ChangeLogDamaged):
+    """A file of the subscription's state, such as `tables.json`, cannot be read."""
+
+
 class ChangesRemoved(ChangeLogError):
     """What is to be read is not in the log any more: it was kept for nobody."""
 
@@ -120,6 +126,10 @@ class SinkConflict(SinkError):
 
 class SinkMismatch(SinkError):
     """What is at the target is not the table it should be, or does not hold the rows it should."""
+
+
+class OwnedByAnother(SinkMismatch):
+    """A table of the target, or the place of the subscription's points there, belongs to another subscription."""
 
 
 class LakeError(WalmereError):

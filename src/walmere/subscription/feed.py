@@ -31,6 +31,7 @@ from walmere.publisher.connect import connect, speaking
 from walmere.publisher.table import Column, columns_of
 from walmere.subscription import receiver
 from walmere.subscription.origin import Origins
+from walmere.subscription.statefile import read_json
 from walmere.types import PgType
 
 _DOING: Final = "reading with format pgoutput"
@@ -169,7 +170,9 @@ class Feed:
         noted, ours = directory / "feed.json", {"publications": sorted(source.publications)}
         doing = f"receiving through slot {source.slot} into {directory}"
         if noted.exists():
-            if (theirs := json.loads(noted.read_text())) != ours:
+            way_out = f"write {json.dumps(ours)} into it, if that is what was received there; or give another directory"
+            theirs = read_json(noted, lambda content: {"publications": sorted(content["publications"])}, way_out)
+            if theirs != ours:
                 raise ConfigError(
                     doing,
                     f"what is there was received of publications {', '.join(theirs['publications'])},"

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from walmere.changelog.manifest import sync_directory, write_durably
+from walmere.errors import StateDamaged
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.subscription.statefile import read_json
 
 TARGET: Final = "target"
 """The sink that a subscription's tables are in; any other is a query."""
@@ -35,11 +37,29 @@ class Origins:
         if not (self._directory / f"{sink}.json").exists():
             self.advance(sink, INVALID_LSN)
 
+    def repair(self, sink: str, lsn: Lsn) -> bool:
+        """If the position of a sink is lost or cannot be read, write this one. Returns whether that was so."""
+        path = self._directory / f"{sink}.json"
+        try:
+            _read(path)
+        except (FileNotFoundError, StateDamaged):
+            self.advance(sink, lsn)
+            return True
+        return False
+
     def positions(self) -> dict[str, Lsn]:
-        """Of all sinks."""
-        files = sorted(self._directory.glob("*.json"))
-        return {path.stem: Lsn.parse(json.loads(path.read_text())["lsn"]) for path in files}
+        """Of all sinks. Raises StateDamaged."""
+        return {path.stem: _read(path) for path in sorted(self._directory.glob("*.json"))}
 
     def applied(self) -> Lsn | None:
         """What every sink has applied; None if there is no sink."""
         return min(self.positions().values(), default=None)
+
+
+def _read(path: Path) -> Lsn:
+    way_out = (
+        "`walmere run` writes it anew"
+        if path.stem == TARGET
+        else "start its query again, which writes it anew; or delete it, if that query is not needed any more"
+    )
+    return read_json(path, lambda content: Lsn.parse(content["lsn"]), way_out)

@@ -17,6 +17,7 @@ from walmere.changelog.writer import Lock
 from walmere.errors import ConfigError, NotMirrored, SourceUnavailable
 from walmere.sinks.base import TableName
 from walmere.subscription import state
+from walmere.subscription.statefile import read_json
 from walmere.subscription.tables import Tables
 
 _DIRECTORY: Final = "resync"
@@ -47,7 +48,8 @@ def ask(directory: Path, tables: Sequence[TableName]) -> None:
 def take(directory: Path, tables: Tables) -> None:
     """Do what was asked: from now on these tables wait for a copy."""
     for file in sorted((directory / _DIRECTORY).glob("*.json")):
-        wanted = {TableName(*each) for each in json.loads(file.read_text())}
+        way_out = "delete it, and ask again with `walmere resync`"
+        wanted = read_json(file, lambda content: {TableName(*each) for each in content}, way_out)
         tables.change(
             {each.oid: state.copy_again for each in tables if each.published and each.oid and each.table in wanted}
         )

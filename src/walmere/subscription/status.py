@@ -95,7 +95,7 @@ def _received(config: Config) -> Lsn | None:
     """What a running receiver says of itself."""
     try:
         return Lsn.parse(json.loads((config.subscription.directory / "receiver.json").read_text())["received_lsn"])
-    except (OSError, ValueError, KeyError, TypeError):  # none, or torn by a crash: it is not fsynced
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or torn by a crash: it is not fsynced
         return None
 
 

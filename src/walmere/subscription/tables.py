@@ -7,16 +7,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from walmere.changelog.manifest import write_durably
 from walmere.errors import ChangeLogVersion
 from walmere.sinks.base import TableName
 from walmere.subscription.state import TableState, from_json, to_json
+from walmere.subscription.statefile import read_json
 from walmere.types import PgType
 
 VERSION: Final = 2
 _NAME: Final = "tables.json"
+_WAY_OUT: Final = (
+    "move the file away: the next run copies all tables again; the slot, the change log and the lake's tables stay"
+)
 
 
 class Tables:
@@ -34,15 +38,17 @@ class Tables:
         self.types: dict[int, PgType] = {}
         """The types of their columns that are not built in."""
         if self._path.exists():
-            content = json.loads(self._path.read_text())
-            if content["version"] != VERSION:
-                raise ChangeLogVersion(
-                    f"reading {self._path}",
-                    f"it has version {content['version']}, not {VERSION}",
-                    "use the Walmere that has written it; or `walmere drop`, and begin anew",
-                )
-            self._take(map(from_json, content["tables"]))
-            self.types = {each["oid"]: PgType(**each) for each in content["types"]}
+            read_json(self._path, self._parse, _WAY_OUT)
+
+    def _parse(self, content: dict[str, Any]) -> None:
+        if content["version"] != VERSION:
+            raise ChangeLogVersion(
+                f"reading {self._path}",
+                f"it has version {content['version']}, not {VERSION}",
+                "use the Walmere that has written it; or `walmere drop`, and begin anew",
+            )
+        self._take(list(map(from_json, content["tables"])))
+        self.types = {each["oid"]: PgType(**each) for each in content["types"]}
 
     @staticmethod
     def changed(directory: Path) -> object:
