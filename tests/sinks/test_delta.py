@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from hypothesis import strategies as st
 
 from sinks.histories import Change, rows_of, typed
 from sinks.vectors import delete_rows
-from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
+from walmere.errors import ConfigError, OwnedByAnother, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.sinks import rewrite
 from walmere.sinks.base import OVERWRITE, Identity, Sink, StagedFile, TableName
 from walmere.sinks.delta import APP_ID, COMPACT_EVERY, DeltaSink, quote, unquote
+from walmere.sinks.owner import Owner
 from walmere.sinks.parquet import ROW_GROUP_ROWS, row_groups
 from walmere.sinks.points import Entry
 from walmere.spark.fold import fold
@@ -444,3 +446,69 @@ def test_a_lake_that_cannot_be_written_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "lake").write_text("a file")
     with pytest.raises(SinkError, match="publishing"):
         DeltaSink(str(tmp_path / "lake")).publisher("shop", [])
+
+
+OURS, THEIRS = Owner("shop", "7000000000000000000", 16384), Owner("shop", "7000000000000000000", 16385)
+
+
+def test_a_table_of_another_owner_is_refused_until_it_is_taken_over(sink: DeltaSink) -> None:
+    ours, theirs = sink.owned_by(OURS), sink.owned_by(THEIRS)
+    begin(ours, rows(1, 2))
+    before = ours.version(TABLE)
+    attempts: list[Callable[[], object]] = [
+        lambda: theirs.create(TABLE, SCHEMA),
+        lambda: theirs.claim(TABLE),
+        lambda: theirs.commit(TABLE, [], Lsn(900)),
+        lambda: theirs.evolve(TABLE, SCHEMA, SCHEMA.names),
+    ]
+    for attempt in attempts:
+        with pytest.raises(OwnedByAnother, match=r"OID 16384(.|\n)*--take-over"):
+            attempt()
+    assert (ours.version(TABLE), ours.claim(TABLE)) == (before, False)
+    assert sink.owned_by(THEIRS, take_over=True).claim(TABLE)
+    assert theirs.applied(TABLE) == Lsn(0), "an LSN of another source means nothing"
+    assert content(theirs) == [(1, "x"), (2, "x")], "the rows stay until a copy replaces them"
+    with pytest.raises(OwnedByAnother, match="OID 16385"):
+        do(ours, update(1), lsn=900)
+    do(theirs, update(1), lsn=50)
+    assert theirs.applied(TABLE) == Lsn(50)
+
+
+def test_a_table_without_an_owner_is_adopted_if_it_is_ours_and_points_have_an_owner_too(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    assert not sink.owned_by(OURS).claim(TABLE)
+    assert sink.owned_by(OURS).applied(TABLE) == sink.applied(TABLE)
+    with pytest.raises(OwnedByAnother):
+        sink.owned_by(THEIRS).claim(TABLE)
+    sink.owned_by(OURS).publisher("shop", [])
+    with pytest.raises(OwnedByAnother, match="the name shop belongs to"):
+        sink.owned_by(THEIRS).publisher("shop", [])
+    sink.owned_by(THEIRS, take_over=True).publisher("shop", [])
+    sink.owned_by(THEIRS).claim_points("shop")
+
+
+def test_commits_of_others_are_told_from_ours_and_from_those_that_change_no_rows(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    made = sink.version(TABLE)
+    do(sink, update(1), lsn=200)
+    sink.evolve(TABLE, SCHEMA.append(pa.field("n", pa.int64())), [*SCHEMA.names, pa.scalar(7, pa.int64())])
+    for _ in range(3):
+        DeltaTable(sink.location(TABLE)).alter.set_table_properties({"delta.appendOnly": "false"})
+    DeltaTable(sink.location(TABLE)).optimize.compact()
+    sink.compact(TABLE, least=1)
+    assert sink.changed_by_others(TABLE, made, sink.version(TABLE)) is None
+    before = sink.version(TABLE)
+    DeltaTable(sink.location(TABLE)).restore(made)
+    assert sink.changed_by_others(TABLE, made, sink.version(TABLE)) == f"version {before + 1}, RESTORE"
+    assert sink.changed_by_others(TABLE, before, before + 2) is not None, "what the log does not have may be anything"
+
+
+@pytest.mark.parametrize("content", [b'{"add": ', b"\x00\x01", b"\xff\xfe"])
+def test_a_log_that_cannot_be_read_is_one_line_that_names_it(tmp_path: Path, content: bytes) -> None:
+    sink = DeltaSink(str(tmp_path / "lake"))
+    begin(sink, rows(1))
+    path = Path(sink.location(TABLE)) / "_delta_log"
+    (path / f"{sink.version(TABLE):020d}.json").write_bytes(content)
+    with pytest.raises(SinkMismatch, match=r"_delta_log cannot be read") as caught:
+        sink.standing(TABLE)
+    assert "\n" not in caught.value.wrong

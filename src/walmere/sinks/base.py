@@ -28,12 +28,16 @@ What a sink promises:
    be one behind, until the next run begins. A published version can be read for `keep_seconds` after another has taken
    its place, whatever is tidied up meanwhile.
 
+8. **Owned.** A table names its owner (see `walmere.sinks.owner`) in its metadata, from the commit that creates it. A
+   sink that has an owner refuses to write to a table of another one.
+
 What a sink leaves behind: staged files that nobody committed. A task that dies, or loses, cannot know whether its
 files are in use, so it removes none. They are invisible and cost only space, until the target's own clean-up takes
 them (Delta: `VACUUM`, with `full=True` in `deltalake`). Its retention must be longer than the longest copy takes.
 
-What a sink may rely on: batches of one table come in LSN order, each only after the one before is known to be applied;
-and nobody else changes the rows of the table. Others may rewrite it without changing rows (`OPTIMIZE`) at any time.
+What a sink may rely on: batches of one table come in LSN order, each only after the one before is known to be applied.
+Others may rewrite the table without changing rows (`OPTIMIZE`) at any time. If they change rows, `changed_by_others`
+tells; whoever applies asks for it, and has the table copied again.
 
 A sink object is small, holds no open handle, and pickles: it goes to the tasks as it is.
 """
@@ -41,7 +45,7 @@ A sink object is small, holds no open handle, and pickles: it goes to the tasks 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -51,6 +55,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from walmere.lsn import Lsn
+from walmere.sinks.owner import Owner
 from walmere.sinks.points import Entry
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -156,6 +161,16 @@ class Scan:
     pieces: Sequence[Any]  # what is in them, only the sink knows; they pickle
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a table is, by what it says itself."""
+
+    version: int
+    lsn: Lsn | None  # None: nothing of ours was committed to it
+    owner: Owner | None
+    columns: tuple[tuple[str, str], ...]  # names and types, in the target's words
+
+
 class Mode(StrEnum):
     """What a commit of staged files does with the rows that are there."""
 
@@ -181,12 +196,37 @@ class Sink(Protocol):
     def keep_seconds(self) -> float:
         """How long a version can be read after another has taken its place."""
 
+    def owned_by(self, owner: Owner, *, take_over: bool = False) -> Sink:
+        """The same sink, writing for this owner. `take_over`: `claim` and `create` take tables from other owners."""
+
     def create(self, table: TableName, schema: pa.Schema) -> int:
         """Make an empty table of these columns, if there is none.
 
         One that is there and has come to an LSN is ours, and may have other columns: a copy will replace them. One with
-        other columns and somebody else's rows is refused.
+        other columns and somebody else's rows is refused. So is one of another owner, unless it is taken over.
         """
+
+    def claim(self, table: TableName) -> bool:
+        """See that a table, if it is there, is the owner's: one of an earlier version of Walmere has none, and gets it.
+
+        Raises OwnedByAnother. Or takes it over: returns True, and the table has lost its LSN, so that its rows stay
+        until a copy replaces them.
+        """
+
+    def claim_points(self, subscription: str) -> None:
+        """See that the points that were published under this name are the owner's. Raises OwnedByAnother."""
+
+    def published_elsewhere(self, subscription: str) -> Mapping[str, str]:
+        """The tables that the newest points of other subscriptions have, each with the subscription's name."""
+
+    def standing(self, table: TableName) -> Standing | None:
+        """Where a table is; None if there is none."""
+
+    def columns(self, schema: pa.Schema) -> tuple[tuple[str, str], ...]:
+        """As `Standing.columns` has them."""
+
+    def changed_by_others(self, table: TableName, after: int, upto: int) -> str | None:
+        """Which commit after one version, up to another, is not ours and changes rows; None if none does."""
 
     def stage(
         self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
@@ -238,6 +278,9 @@ class Sink(Protocol):
 
     def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a piece, from within a task, with few of them in memory at a time; of these columns, or all."""
+
+    def published_points(self, subscription: str) -> Sequence[Entry]:
+        """The points that a subscription has published, oldest first; none if they cannot be read."""
 
     def publisher(self, subscription: str, points: Iterable[Entry]) -> Publisher:
         """Begin to publish the points of a subscription, with these in place of what was published before.

@@ -43,7 +43,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -52,14 +52,30 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from walmere.errors import ConfigError, SinkConflict, SinkError, SinkMismatch
+from walmere.errors import ChangeLogError, ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
-from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, Run, Scan, StagedFile, TableName, run_here
+from walmere.sinks import log_retention
+from walmere.sinks.base import (
+    APPEND,
+    OVERWRITE,
+    Identity,
+    Mode,
+    Net,
+    Run,
+    Scan,
+    StagedFile,
+    Standing,
+    TableName,
+    run_here,
+)
 from walmere.sinks.bins import bins
-from walmere.sinks.history import KEEP_SECONDS
+from walmere.sinks.deltalog import MARK, changed_by_others
+from walmere.sinks.history import KEEP_SECONDS, History
+from walmere.sinks.owner import PROPERTY as OWNER
+from walmere.sinks.owner import Owner, owned_by_another
 from walmere.sinks.parquet import Directory, conform, write
 from walmere.sinks.points import Entry
-from walmere.sinks.published import PLACE, LakePublisher
+from walmere.sinks.published import PLACE, LakePublisher, read_latest, read_owner
 from walmere.sinks.rewrite import DataFile, Files, rewrite
 
 APP_ID: Final = "walmere"
@@ -69,18 +85,6 @@ PROPERTIES: Final[Mapping[str, str]] = {
     # together take 20 ms, with deltalake's 100 they take 44 ms.
     "delta.checkpointInterval": "10",
 }
-_HOURS: Final[Mapping[str, tuple[int, int]]] = {
-    # Beyond what readers are promised; and what Delta does without the property.
-    # The log's directory is listed whenever the table is opened, 1.5 ms per thousand entries, and a table may get a
-    # commit every second.
-    "delta.logRetentionDuration": (23, 30 * 24),
-    # Every removed file stays in every checkpoint for that long, and there may be some every second. Once it is in
-    # none, `vacuum` does not know it any more.
-    "delta.deletedFileRetentionDuration": (5, 7 * 24),
-}
-_INTERVAL: Final = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?\Z")
-_UNITS: Final = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1, "day": 24, "week": 7 * 24}
-
 FILE_SIZE: Final = 16 << 20
 """Bytes. One changed row rewrites one file, so files are smaller than for a table that is only read."""
 
@@ -115,6 +119,8 @@ class DeltaSink:
     properties: Mapping[str, str] = field(default_factory=lambda: dict(PROPERTIES))
     file_size: int = FILE_SIZE
     keep_seconds: float = KEEP_SECONDS
+    owner: Owner | None = None  # None: whoever owns a table, it is written to
+    take_over: bool = False
 
     def __post_init__(self) -> None:
         if "://" not in self.path:
@@ -127,6 +133,10 @@ class DeltaSink:
     def location(self, table: TableName) -> str:
         """The table's own directory."""
         return f"{self.path.rstrip('/')}/{_path(table)}"
+
+    def owned_by(self, owner: Owner, *, take_over: bool = False) -> DeltaSink:
+        """The same sink, writing for this owner."""
+        return replace(self, owner=owner, take_over=take_over)
 
     def create(self, table: TableName, schema: pa.Schema) -> int:
         """Make an empty table of these columns, if there is none."""
@@ -141,14 +151,20 @@ class DeltaSink:
                     wanted,
                     mode="error",
                     name=str(table),
-                    configuration={**self._retention(), **self.properties},
+                    configuration={
+                        **log_retention.properties(self._keep_hours),
+                        **self.properties,
+                        **self._ownership(),
+                    },
                     storage_options=self._options(),
                     commit_properties=CommitProperties(max_commit_retries=0),  # or a loser would create it once more
+                    raise_if_key_not_exists=False,
                 )
             except DeltaError as error:
                 if self._find(table) is None:  # else another attempt was faster
                     raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
             self._directory(table).sync("_delta_log", "", "..", "../..")
+        self.claim(table)
         there = self._open(table)
         ours = there.transaction_version(self.app_id) is not None or not there.file_uris()
         if not ours and there.schema().to_json() != wanted.to_json():
@@ -156,6 +172,64 @@ class DeltaSink:
                 doing, f"there is one of somebody else's, with other columns, at {location}", "move it away"
             )
         return there.version()
+
+    def claim(self, table: TableName) -> bool:
+        """See that a table, if it is there, is the owner's; or take it over. Returns whether that was done."""
+        doing = f"opening the Delta table {table}"
+        for _ in range(_ATTEMPTS):
+            opened = self._find(table)
+            if opened is None or self.owner is None:
+                return False
+            theirs = _owner(opened)
+            other = theirs is not None and not self.owner.same(theirs)
+            if theirs is not None and other and not self.take_over:
+                raise owned_by_another(doing, f"the table at {self.location(table)}", theirs)
+            lsn = opened.transaction_version(self.app_id)
+            ours = lsn is not None or not opened.file_uris()
+            if not other and (theirs == self.owner or not ours or not self.owner.known):
+                return False
+            # without an LSN: that of another source means nothing here, and a copy would seem to be there already
+            forget = [Transaction(self.app_id, 0, time.time_ns() // 1_000_000)] if other and lsn else None
+            try:
+                opened.alter.set_table_properties(
+                    self._ownership(),
+                    raise_if_not_exists=False,
+                    commit_properties=CommitProperties(max_commit_retries=0, app_transactions=forget),
+                )
+            except CommitFailedError:
+                continue
+            except DeltaError as error:
+                raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
+            self._directory(table).sync(f"_delta_log/{opened.version():020d}.json", "_delta_log")
+            return other
+        raise SinkConflict(doing, f"others committed in between, {_ATTEMPTS} times in a row")
+
+    def standing(self, table: TableName) -> Standing | None:
+        """Where a table is; None if there is none."""
+        opened = self._find(table)
+        if opened is None:
+            return None
+        lsn = opened.transaction_version(self.app_id)
+        return Standing(opened.version(), None if lsn is None else Lsn(lsn), _owner(opened), _columns(opened.schema()))
+
+    def columns(self, schema: pa.Schema) -> tuple[tuple[str, str], ...]:
+        """As `Standing.columns` has them."""
+        return _columns(_delta_schema(schema))
+
+    def changed_by_others(self, table: TableName, after: int, upto: int) -> str | None:
+        """Which commit after one version, up to another, is not ours and changes rows; None if none does."""
+        return changed_by_others(self._directory(table), after, upto)
+
+    def _ownership(self) -> dict[str, str]:
+        return {} if self.owner is None or not self.owner.known else {OWNER: self.owner.to_json()}
+
+    def _require_ours(self, table: TableName, opened: DeltaTable) -> None:
+        """Another subscription may have taken the table over since the run began."""
+        theirs = _owner(opened)
+        if self.owner is not None and theirs is not None and not self.owner.same(theirs):
+            raise owned_by_another(
+                f"writing to the Delta table {table}", f"the table at {self.location(table)}", theirs
+            )
 
     def stage(
         self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
@@ -186,6 +260,7 @@ class DeltaSink:
         doing = f"giving the Delta table {table} other columns"
         _require_different_names(doing, schema)
         opened = self._open(table)
+        self._require_ours(table, opened)
         columns = list(opened.schema().fields)
         wanted = _delta_schema(schema)
         if wanted.to_json() == opened.schema().to_json():
@@ -257,14 +332,9 @@ class DeltaSink:
         """As `deltalake` wants it: in whole ones, so rather more."""
         return math.ceil(self.keep_seconds / 3600)
 
-    def _retention(self) -> dict[str, str]:
-        return {name: f"interval {self._keep_hours + more} hours" for name, (more, _) in _HOURS.items()}
-
     def _keep(self, table: TableName, opened: DeltaTable) -> None:
         """Have the log of a table kept for as long as it is to be now. What is kept for longer already stays so."""
-        there = opened.metadata().configuration
-        wanted = self._retention()
-        short = {name: wanted[name] for name in wanted if _hours(name, there.get(name)) < _hours(name, wanted[name])}
+        short = log_retention.too_short(opened.metadata().configuration, self._keep_hours)
         if short:
             with contextlib.suppress(DeltaError):  # somebody else committed: so will the caller find
                 opened.alter.set_table_properties(short)
@@ -326,8 +396,35 @@ class DeltaSink:
     def publisher(self, subscription: str, points: Iterable[Entry]) -> LakePublisher:
         """Begin to publish the points of a subscription, with these in place of what was published before."""
         publisher = LakePublisher(self.published(subscription), subscription, _path, self.keep_seconds)
+        self.claim_points(subscription)
         publisher.begin(points)
+        if self.owner is not None and self.owner.known:
+            publisher.own(self.owner)
         return publisher
+
+    def claim_points(self, subscription: str) -> None:
+        """See that the points that were published under this name are the owner's. Raises OwnedByAnother."""
+        place = self.published(subscription)
+        theirs = None if self.owner is None or self.take_over else read_owner(place)
+        if self.owner is not None and theirs is not None and not self.owner.same(theirs):
+            doing = f"publishing points in {place.location}"
+            raise owned_by_another(doing, f"the name {subscription}", theirs)
+
+    def published_elsewhere(self, subscription: str) -> dict[str, str]:
+        """The tables that the newest points of other subscriptions have, each with the subscription's name."""
+        found: dict[str, str] = {}
+        for name in self.subscriptions():
+            with contextlib.suppress(ChangeLogError):  # what cannot be read claims nothing
+                newest = read_latest(self.published(name)) if name != subscription else None
+                found |= dict.fromkeys(newest.versions if newest is not None else (), name)
+        return found
+
+    def published_points(self, subscription: str) -> list[Entry]:
+        """The points that a subscription has published, oldest first; none if they cannot be read."""
+        try:
+            return list(History(self.published(subscription)).entries())
+        except ChangeLogError:
+            return []
 
     def published(self, subscription: str) -> Directory:
         """Where the lake has the points of a subscription."""
@@ -352,6 +449,14 @@ class DeltaSink:
             opened = DeltaTable(self.location(table), version, storage_options=self._options())
         except TableNotFoundError:
             return None
+        except DeltaError as error:
+            if version is not None:
+                raise
+            raise SinkMismatch(
+                f"opening the Delta table {table}",
+                f"its log in {self.location(table)}/_delta_log cannot be read: {str(error).partition(chr(10))[0]}",
+                "repair it, or move the table's directory away: then the table is copied again",
+            ) from None
         name = opened.metadata().name
         if name is not None and name != str(table):
             raise SinkMismatch(
@@ -389,6 +494,7 @@ class DeltaSink:
         for attempt in range(_ATTEMPTS):
             time.sleep(0.01 * attempt)
             opened = self._open(table)
+            self._require_ours(table, opened)
             there = opened.transaction_version(self.app_id)
             if there is not None and there >= lsn:
                 return opened.version()
@@ -416,7 +522,7 @@ class DeltaSink:
                 change.mode.value,
                 opened.schema() if change.schema is None else _delta_schema(change.schema),
                 commit_properties=CommitProperties(
-                    custom_metadata=None if lsn is None else {"walmere.lsn": str(lsn)},
+                    custom_metadata={f"{MARK}tidy": "true"} if lsn is None else {f"{MARK}lsn": str(lsn)},
                     max_commit_retries=0,
                     app_transactions=None if lsn is None else [Transaction(self.app_id, int(lsn), now)],
                 ),
@@ -436,12 +542,13 @@ def _path(table: TableName) -> str:
     return f"{quote(table.namespace)}/{quote(table.name)}"
 
 
-def _hours(name: str, interval: str | None) -> float:
-    """What a property comes to; one that is written in a way of its own is nobody's but its writer's."""
-    if interval is None:
-        return _HOURS[name][1]
-    found = _INTERVAL.match(interval)
-    return math.inf if found is None else int(found[1]) * _UNITS[found[2]]
+def _owner(opened: DeltaTable) -> Owner | None:
+    text = opened.metadata().configuration.get(OWNER)
+    return None if text is None else Owner.from_json(text)
+
+
+def _columns(schema: Schema) -> tuple[tuple[str, str], ...]:
+    return tuple((column.name, column.type.to_json()) for column in schema.fields)
 
 
 @dataclass(frozen=True, slots=True)

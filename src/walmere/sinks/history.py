@@ -66,12 +66,36 @@ class History:
         self._took(kept)
         return kept
 
+    def restart(self, entries: Iterable[Entry]) -> None:
+        """Become the writer, with these points instead of those in the file; also if there are none."""
+        known = list(entries)
+        self._write(known)
+        self._took(known)
+
     def begin(self, entries: Iterable[Entry]) -> None:
         """Become the writer, with these points instead of those in the file. If there are none, they stay for now."""
         known = list(entries)
         if known:
             self._write(known)
         self._took(known)
+
+    def take_out(self, table: str, lsn: Lsn, version: int) -> bool:
+        """Take a table out of all points after an LSN, and of those with a later version of it. Returns if any had it.
+
+        Only the writer may: its versions after this one are lost, and their numbers will be used again.
+        """
+        before = list(self.entries())
+        after = [
+            replace(entry, versions={name: its for name, its in entry.versions.items() if name != table})
+            if entry.versions.get(table, -1) > version or (table in entry.versions and entry.lsn > lsn)
+            else entry
+            for entry in before
+        ]
+        changed = any(one.versions != other.versions for one, other in zip(before, after, strict=True))
+        if changed:
+            self._write(after)
+            self._took(after)
+        return changed
 
     def append(self, entry: Entry) -> Entry:
         """Add a point, durably. Returns it as written: where nothing was committed, with the commit time before."""

@@ -1,11 +1,12 @@
 """What a lake says of itself: which versions of its tables belong together. For whoever reads it, with whatever engine.
 
-Below the lake's path, `_walmere/<subscription>/` has two files:
+Below the lake's path, `_walmere/<subscription>/` has three files:
 
     latest.json    the newest point: its LSN, and for each table where it is and which version to pin
     ledger.jsonl   all points that can be read, as `walmere.sinks.points` writes them
+    owner.json     whose they are, see `walmere.sinks.owner`
 
-The second is written first, so what the first one says is always in it.
+The second is written before the first, so what that one says is always in it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from walmere.lsn import Lsn
 from walmere.sinks import points
 from walmere.sinks.base import TableName
 from walmere.sinks.history import History
+from walmere.sinks.owner import Owner
 from walmere.sinks.parquet import Directory
 from walmere.sinks.points import VERSION, Entry
 
 PLACE: Final = "_walmere"
 LATEST: Final = "latest.json"
+_OWNER: Final = "owner.json"
 _FORMAT: Final = "walmere point"
 
 
 class LakePublisher:
-    """Writes both files."""
+    """Writes these files."""
 
     def __init__(
         self, directory: Directory, subscription: str, path: Callable[[TableName], str], keep_seconds: float
@@ -40,13 +43,21 @@ class LakePublisher:
         self._history = History(directory, keep_seconds)
 
     def begin(self, entries: Iterable[Entry]) -> None:
-        """Put right what a crash, or another subscription of that name, has left."""
+        """Put right what a crash has left."""
         known = list(entries)
         try:
             self._directory.make()
             self._history.begin(known)
             if known:
                 self._replace(known[-1])
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def own(self, owner: Owner) -> None:
+        """Write down whose points these are."""
+        try:
+            if read_owner(self._directory) != owner:
+                self._directory.replace(_OWNER, owner.to_json().encode() + b"\n")
         except OSError as error:
             raise self._failed(error) from error
 
@@ -76,6 +87,12 @@ class LakePublisher:
     def _failed(self, error: OSError) -> SinkError:
         doing = f"publishing the newest point in {self._directory.location}"
         return SinkError(doing, str(error), "see that it can be written")
+
+
+def read_owner(directory: Directory) -> Owner | None:
+    """Whose the points are; None if nobody has said so."""
+    text = directory.read(_OWNER)
+    return None if text is None else Owner.from_json(text)
 
 
 def read_latest(directory: Directory) -> Entry | None:
