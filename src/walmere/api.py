@@ -89,14 +89,18 @@ class Subscription:
         with self._stoppable():
             return self._work(Receiver(self.config), self._until(until, once)) or INVALID_LSN
 
-    def run(self, until: Lsn | None = None, *, once: bool = False, tell: Tell | None = None) -> None:
+    def run(
+        self, until: Lsn | None = None, *, once: bool = False, tell: Tell | None = None, take_over: bool = False
+    ) -> None:
         """Copy what is not copied yet, then apply changes; until stopped, or until everything before an LSN is applied.
 
         `once`: until all that the source has committed by now is. `tell` learns whenever something has moved on.
+        `take_over`: take tables of the target that belong to another subscription; they are copied anew.
         """
         with self._stoppable():
             until = self._until(until, once)
             launcher = self.launcher(tell)
+            launcher.take_over = take_over
             try:
                 self._work(launcher, until)
             finally:
@@ -209,14 +213,17 @@ class Subscription:
         # out of the way in one step: a receiver that starts now makes a new log, whose files are not deleted with ours
         dropped = changelog.with_suffix(".dropped")
         _delete(dropped)
-        if lock is None:
+        if lock is None and self.running:
             return [*said, f"there is no change log in {self.directory}"]
-        changelog.rename(dropped)
+        if lock is not None:
+            changelog.rename(dropped)
         for name in ("receiver.json", "receiver.log", "receiver.pids", "spark.log", "tables.json", "ledger.jsonl"):
             (self.directory / name).unlink(missing_ok=True)
         for name in ("origins", "run", "resync", "cuts", "checkpoint"):
             _delete(self.directory / name)
         _delete(dropped)
+        if lock is None:
+            return [*said, f"there is no change log in {self.directory}"]
         lock.release()
         with contextlib.suppress(OSError):
             self.directory.rmdir()  # if nothing else is in it

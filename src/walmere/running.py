@@ -103,8 +103,8 @@ def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
     """Start Spark and make a launcher that is ready to run; `tell` learns how it gets on."""
     target = sink(config, file)
     directory = config.subscription.directory
+    tables = Tables(directory)  # first: it is refused if it is damaged, and Spark takes seconds to start
     started = spark(config)
-    tables = Tables(directory)
     gather = config.target is not None and config.target.gather_partitions
     sync = TableSync(config.source, config.subscription.name, tables, target, SparkTasks(started), gather=gather)
     apply = Apply(started, directory, target, tables, config.subscription.name)

@@ -47,6 +47,7 @@ class Header:
     slot: str
     start_lsn: Lsn
     first_sequence: int = 1
+    database_oid: int = 0  # 0: not known, an earlier version has made the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +291,7 @@ def _render_header(header: Header) -> bytes:
             "version": VERSION,
             "system_identifier": header.system_identifier,
             "database": header.database,
+            "database_oid": header.database_oid,
             "slot": header.slot,
             "start_lsn": str(header.start_lsn),
             "first_sequence": header.first_sequence,
@@ -336,6 +338,7 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
         content["slot"],
         Lsn.parse(content["start_lsn"]),
         content["first_sequence"],
+        content.get("database_oid", 0),
     )
 
 

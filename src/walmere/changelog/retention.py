@@ -8,13 +8,13 @@ relations stay: they are small, and later blocks refer to them. So does a prepar
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from walmere.changelog import manifest
 from walmere.changelog.manifest import (
     Entry,
-    Header,
     Manifest,
     Position,
     Prepared,
@@ -65,7 +65,7 @@ def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
                         waiting.pop(entry.gid, None)
     if not gone and idle < _IDLE:
         return
-    trimmed = Header(header.system_identifier, header.database, header.slot, start, sequence)
+    trimmed = replace(header, start_lsn=start, first_sequence=sequence)
     manifest.create(directory, trimmed, [*waiting.values(), *kept])
     flusher.reopen()
     for file in gone:

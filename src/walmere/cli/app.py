@@ -116,13 +116,16 @@ def run(
     until: Annotated[Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="End when this LSN is applied.")] = None,
     once: Annotated[bool, typer.Option(help="End when all that the source has now is applied.")] = False,
     json: Annotated[bool, typer.Option("--json", help="For machines: a line whenever something has moved on.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take tables of the target that belong to another subscription.")
+    ] = False,
 ) -> None:
     """Copy what is not copied yet into the target, then apply changes, until stopped."""
     from walmere.cli import output
 
     subscription = Subscription(config)
     with _stopped_by_signals(subscription):
-        subscription.run(until, once=once, tell=output.progress if json else None)
+        subscription.run(until, once=once, tell=output.progress if json else None, take_over=take_over)
 
 
 @app.command()

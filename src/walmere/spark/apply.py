@@ -19,18 +19,21 @@ from __future__ import annotations
 import functools
 import logging
 import pickle
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from walmere.errors import NotMirrored, SinkMismatch, TypeMismatch, WalmereError
+from walmere.errors import ChangeLogDamaged, NotMirrored, SinkMismatch, TypeMismatch, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.sinks.base import Publisher, Sink, StagedFile, TableName
+from walmere.sinks.owner import Owner
 from walmere.sinks.points import now
 from walmere.spark import changes, messages
 from walmere.spark.batches import ApplyJob, Batch
@@ -38,15 +41,19 @@ from walmere.spark.changes import Stretch
 from walmere.spark.fold import fold
 from walmere.spark.source import SOURCE, ReferenceSource
 from walmere.spark.tasks import failure
-from walmere.subscription import state
+from walmere.subscription import state, target
 from walmere.subscription.ledger import Entry, Ledger
 from walmere.subscription.origin import TARGET, Origins
 from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import Phase, Shape, TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import MESSAGES
+from walmere.subscription.target import Behind, compare
 
 _log = logging.getLogger(__name__)
+
+MAX_LSN: Final = Lsn((1 << 64) - 1)
+_NOT_IN_LOG: Final = "the change log does not have any more what is still to be applied to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,7 @@ class Applied:
     rejects: int | None = None  # that the table has by now; None: no more than before
     seconds: float = 0.0  # that its task took
     version: int | None = None  # of the table, if the task made one
+    lsn: Lsn | None = None  # that stands in that version
     staged: Staged | None = None
     stopped: Stopped | None = None
 
@@ -69,6 +77,7 @@ class Stopped:
     reached: Lsn
     awaits: Shape | None = None  # the definition that comes next; None: it has to be copied again
     error: str | None = None
+    behind: Behind | None = None  # the target's table has not what was committed to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,7 @@ class Staged:
     name: TableName
     files: list[StagedFile]
     rejects: list[StagedFile]
+    found: int = 0  # the table's version when it was looked at
 
 
 def apply_table(job: ApplyJob) -> Applied:
@@ -93,15 +103,35 @@ def apply_table(job: ApplyJob) -> Applied:
 def _apply_job(job: ApplyJob) -> Applied:
     sink: Sink = pickle.loads(job.sink)  # noqa: S301
     name = job.shape.table
-    reached = sink.applied(name)
-    if reached is not None and reached >= job.end_lsn:
-        return Applied(job.oid, rejects=sink.count(Rejects.table(name)))
-    if not job.oid:
+    found = sink.standing(name)
+
+    def changed_by_others(after: int, upto: int) -> str | None:
+        return sink.changed_by_others(name, after, upto)
+
+    if (behind := compare(job.version, job.version_lsn, found, changed_by_others)) is not None and (job.oid or found):
+        return Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=behind.why, behind=behind))
+    reached = None if found is None else found.lsn
+    if found is not None and reached is not None and reached >= job.end_lsn:
+        rejects = sink.count(Rejects.table(name))
+        return Applied(job.oid, rejects=rejects, version=found.version, lsn=reached)
+    if found is None or not job.oid:
         rows = messages.read(job.blocks.directory, job.blocks.refs, reached)
         sink.create(name, MESSAGES)  # again, if somebody has taken it away: there is nothing to copy it from
         version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
-        return Applied(0, len(rows), version=version)
-    result = Applied(job.oid)
+        return Applied(0, len(rows), version=version, lsn=job.end_lsn)
+    result = _apply_stretches(job, sink, Applied(job.oid, lsn=reached))
+    if result.staged is not None:
+        result = replace(result, staged=replace(result.staged, found=found.version))
+    if result.version is not None and result.version > found.version + 1:  # others may have committed in between
+        what = changed_by_others(found.version, result.version)
+        if what is not None:
+            behind = Behind(f"another program has changed rows of its Delta table ({what})", found)
+            return replace(result, stopped=Stopped(job.blocks.refs[0].position, error=behind.why, behind=behind))
+    return result
+
+
+def _apply_stretches(job: ApplyJob, sink: Sink, result: Applied) -> Applied:
+    reached = result.lsn
     while (stretch := changes.next_stretch(job.blocks, job.shape, reached, job.identity)) is not None:
         if stretch.shape != job.shape or stretch.empty:
             awaits = stretch.shape if stretch.shape != job.shape else None
@@ -118,10 +148,7 @@ def _apply_stretch(job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | N
     decoded = changes.decode(job.blocks, stretch, job.types, reached)
     if decoded is None:
         return before
-    rejects: list[StagedFile] = []
-    if decoded.rejects.num_rows:
-        sink.create(Rejects.table(name), Rejects.SCHEMA)
-        rejects = sink.stage(Rejects.table(name), [decoded.rejects])
+    rejects = _stage_rejects(job, sink, stretch, reached, decoded.rejects)
     net = fold(decoded.changes, stretch.identity, maybe_there=job.partial)
     count = before.changes + len(decoded.changes)
     if not job.alone:
@@ -129,7 +156,30 @@ def _apply_stretch(job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | N
     end = stretch.end or job.end_lsn
     rejected = _commit_rejects(sink, name, rejects, end)
     version = sink.tidy(name, sink.apply(name, net, end, stretch.identity), job.vacuum)
-    return replace(before, changes=count, version=version, rejects=before.rejects if rejected is None else rejected)
+    return replace(
+        before,
+        changes=count,
+        version=version,
+        lsn=before.lsn if net.empty else end,
+        rejects=before.rejects if rejected is None else rejected,
+    )
+
+
+def _stage_rejects(
+    job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | None, rejects: pa.RecordBatch
+) -> list[StagedFile]:
+    """Those that the rejects' table does not have yet: it is committed first, and the table may have gone back."""
+    if not rejects.num_rows:
+        return []
+    name = Rejects.table(job.shape.table)
+    sink.create(name, Rejects.SCHEMA)
+    there = sink.applied(name)
+    if there is not None and there > max(reached or INVALID_LSN, job.blocks.refs[0].position):
+        again = changes.decode(job.blocks, stretch, job.types, there)
+        if again is None or not again.rejects.num_rows:
+            return []
+        rejects = again.rejects
+    return sink.stage(name, [rejects])
 
 
 def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> int | None:
@@ -157,7 +207,12 @@ def _commit_parts(sink: Sink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied
     rejects = _commit_rejects(sink, name, [file for part in staged for file in part.rejects], end_lsn)
     version = sink.tidy(name, sink.commit(name, [file for part in staged for file in part.files], end_lsn))
     seconds = max(part.seconds for part in parts)
-    return Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version)
+    done = Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version, end_lsn)
+    found = min(part.found for part in staged)
+    if version > found + 1 and (what := sink.changed_by_others(name, found, version)) is not None:
+        behind = Behind(f"another program has changed rows of its Delta table ({what})", sink.standing(name))
+        return replace(done, stopped=Stopped(end_lsn, error=behind.why, behind=behind))
+    return done
 
 
 def _apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -172,8 +227,12 @@ def _moved(known: TableState, result: Applied | None, end_lsn: Lsn) -> TableStat
     """A table's state after a batch."""
     if not known.follows:
         return known  # it was set aside while the batch ran
+    if result is not None and (result.stopped is None or result.stopped.awaits is not None):
+        known = state.committed(known, result.version, result.lsn)
     if result is None or result.stopped is None:
         return state.applied(known, end_lsn, None if result is None else result.rejects)
+    if result.stopped.behind is not None:
+        return known  # `move_back` does what has to be done
     if result.stopped.awaits is None:
         return state.set_aside(known, result.stopped.error, time.time())
     return state.redefined(known, result.stopped.awaits, result.stopped.reached, result.rejects)
@@ -191,19 +250,67 @@ class Apply:
         self._ledger = Ledger(directory, sink.keep_seconds)
         self._publisher: Publisher | None = None
         self._origins = Origins(directory)
-        self._origins.join(TARGET)
-        last = self._ledger.last()
         self._versions: dict[str, int] = {}  # not the ledger's: a batch may be in the tables and not in there
         self._furthest = INVALID_LSN  # that a table was found at when it was looked at
         self._began = 0
-        self.applied: Lsn = last.lsn if last is not None else INVALID_LSN
+        self.applied: Lsn = INVALID_LSN
         self.error: WalmereError | None = None
         self.on_batch: Callable[[list[Applied]], None] = lambda _: None
 
+    def claim(self, owner: Owner, published: Sequence[TableState], *, take_over: bool = False) -> Sink:
+        """See that the target's tables are the owner's, before anything is written. Returns the sink to write to."""
+        self._sink = self._sink.owned_by(owner, take_over=take_over)
+        target.claim(self._sink, self._subscription, self._tables, published, take_over=take_over)
+        return self._sink
+
+    def prepare(self, log_start: Lsn) -> None:
+        """Under the run's lock, before anything is received or copied: put right what does not fit together."""
+        last = self._open_ledger()
+        self.applied = last.lsn if last is not None else INVALID_LSN
+        needed = state.needed_from(self._tables, self.applied)
+        if self._origins.repair(TARGET, needed) and needed:
+            _log.warning("the position in origins/%s.json was lost or damaged; it is derived from the tables", TARGET)
+        behind = target.check(self._sink, self._tables, log_start)
+        if behind:
+            self._origins.advance(TARGET, state.needed_from(self._tables, self.applied))
+        self._take_out((each.name, found) for each, found in behind)
+
+    def _open_ledger(self) -> Entry | None:
+        """The newest point. A ledger that cannot be read is replaced by what the lake has published of it."""
+        try:
+            entries = self._ledger.open()
+        except ChangeLogDamaged as error:
+            entries = list(self._sink.published_points(self._subscription))
+            _log.warning("%s: %s; it has been made again from what the lake has published", error.doing, error.wrong)
+            self._ledger.restart(entries)
+        return entries[-1] if entries else None
+
+    def _take_out(self, behind: Iterable[tuple[str, Behind]]) -> None:
+        """Take tables that have lost commits out of the points that have them."""
+        changed = False
+        for name, its in behind:
+            lsn, version = (INVALID_LSN, -1) if its.found is None else (its.found.lsn, its.found.version)
+            if its.found is None or its.apply_from is not None:
+                changed |= self._ledger.take_out(name, lsn or INVALID_LSN, version)
+            else:  # what it has may be of any LSN, but its older versions are still there
+                changed |= self._ledger.take_out(name, MAX_LSN, version)
+            self._versions.pop(name, None)
+        if changed:
+            self._publisher = self._sink.publisher(self._subscription, self._ledger.entries())
+
     def start(self) -> StreamingQuery:
-        """Start the query; it goes on until stopped."""
+        """Start the query; it goes on until stopped.
+
+        Each start has a new checkpoint. The positions of the tables say where to go on, and Spark does not write a
+        checkpoint durably: one that a crash has damaged would only be in the way.
+        """
         # not before: until now somebody else may have been running
         self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
+        checkpoint = self._directory / "checkpoint"
+        if checkpoint.is_dir() and not checkpoint.is_symlink():
+            shutil.rmtree(checkpoint)
+        else:
+            checkpoint.unlink(missing_ok=True)
         self._spark.dataSource.register(ReferenceSource)
         stream = (
             self._spark.readStream.format(SOURCE)
@@ -213,7 +320,7 @@ class Apply:
             .load()
         )
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
-        return writer.option("checkpointLocation", str(self._directory / "checkpoint")).start()
+        return writer.option("checkpointLocation", str(checkpoint)).start()
 
     def enter_copies(self) -> None:
         """Without a query: enter into the ledger that the tables stand at one LSN, all of them just copied."""
@@ -240,11 +347,12 @@ class Apply:
         Returns what is wrong with those that are not there any more.
         """
         lost: dict[int, str] = {}
-        made = {result.oid: result.version for result in applied}
+        made = {result.oid: (result.version, result.lsn) for result in applied}
         for each in tables:
-            version = made.get(each.oid)
+            version, lsn = made.get(each.oid, (None, None))
             if version is not None:
                 self._versions[each.name] = version
+                self._furthest = max(self._furthest, lsn or INVALID_LSN)
             elif each.oid in made or each.phase is Phase.FINISHED_COPY or each.name not in self._versions:
                 try:
                     self._versions[each.name] = self._sink.version(each.table)
@@ -277,10 +385,22 @@ class Apply:
         changed = self._tables.change(
             {oid: functools.partial(_moved, result=results_of.get(oid), end_lsn=batch.end_lsn) for oid in before}
         )
+        behind = [
+            (before[result.oid], result.stopped.behind)
+            for result in applied
+            if result.stopped is not None and result.stopped.behind is not None and result.oid in before
+        ]
+        behind += [(before[oid], Behind(_NOT_IN_LOG, None)) for oid in batch.not_in_log if oid in before]
+        if behind:
+            target.move_back(self._tables, self._sink, behind, batch.log_start)
+            self._take_out((each.name, found) for each, found in behind if found.why != _NOT_IN_LOG)
+        passed_over = {each.oid for each, _ in behind}
+        changed = [each for each in changed if each.oid not in passed_over]
         lost = self._take_versions([before[each.oid] for each in changed if each.follows], applied)
         changed += self._tables.change(
             {oid: functools.partial(state.copy_again, error=error) for oid, error in lost.items() if oid}
         )
+        self._take_out((before[oid].name, Behind(error, None)) for oid, error in lost.items())
         for each in changed:
             if each.error is not None:
                 _log.warning("table %s is set aside, to be copied again: %s", each.name, each.error)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from walmere.lsn import Lsn
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.sinks.base import Identity
 from walmere.subscription import cuts
 from walmere.subscription.ledger import Ledger
@@ -42,6 +42,8 @@ class ApplyJob:
     vacuum: bool
     identity: Identity | None  # of a partitioned table, as its leaves have it
     alone: bool  # else it has a part of the table's inserts, to stage: one place commits all of them
+    version: int | None  # see TableState
+    version_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Batch:
     end_lsn: Lsn
     commit_time: int | None
     tables: tuple[int, ...]  # that take part: those whose copy was committed when it was planned
+    log_start: Lsn = INVALID_LSN  # where the log begins
+    not_in_log: tuple[int, ...] = ()  # of the tables, those that need what the log does not have any more
 
 
 class Batches:
@@ -101,9 +105,10 @@ class Batches:
         """The work of the batch that goes so far."""
         end_lsn = Lsn.parse(end["lsn"])
         tables = Tables(self._directory)
-        following = [each for each in tables if each.follows]
+        behind, begins = [each for each in tables if each.follows], self._log_start()
+        not_in_log = [each.oid for each in behind if each.oid and each.applied_lsn < begins]
+        following = [each for each in behind if each.oid not in not_in_log]
         owners = {relation: each.oid for each in following for relation in each.relations}
-        begins = self._planner.start_lsn
         positions = {
             # a new table of messages begins where the log does, and that may have moved on
             relation: each.applied_lsn if relation else max(each.applied_lsn, begins)
@@ -111,7 +116,7 @@ class Batches:
             for relation in each.relations
         }
         made = self._planner.plan(positions, end_lsn, owners)
-        batch = Batch(end_lsn, made.commit_time, tuple(each.oid for each in following))
+        batch = Batch(end_lsn, made.commit_time, tuple(each.oid for each in behind), begins, tuple(not_in_log))
         work: list[ApplyJob | Batch] = [batch]
         for oid, refs in made.blocks.items():
             used = {(ref.block.relation, ref.version) for ref in refs}
@@ -127,9 +132,27 @@ class Batches:
             vacuum, alone = self._time_to_vacuum(oid), len(divided) == 1
             for some in divided:
                 blocks = Blocks(self._log, some, versions, gathered)
-                job = ApplyJob(oid, shape, blocks, tables.types, self._sink, end_lsn, partial, vacuum, identity, alone)
+                job = ApplyJob(
+                    oid,
+                    shape,
+                    blocks,
+                    tables.types,
+                    self._sink,
+                    end_lsn,
+                    partial,
+                    vacuum,
+                    identity,
+                    alone,
+                    known.version,
+                    known.version_lsn,
+                )
                 work.append(job)
         return work
+
+    def _log_start(self) -> Lsn:
+        """Where the log begins now."""
+        _ = self._planner.end_lsn  # reads what is new
+        return self._planner.start_lsn
 
     def _time_to_vacuum(self, oid: int) -> bool:
         now = time.monotonic()

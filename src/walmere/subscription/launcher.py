@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +25,9 @@ from walmere.changelog.writer import Lock
 from walmere.config import Config
 from walmere.errors import ChangeLogInUse, NotMirrored, SlotInUse, SourceError, SourceUnavailable, WalmereError
 from walmere.lsn import Lsn
-from walmere.sinks.base import TableName
-from walmere.subscription import receiver, requests
+from walmere.sinks.base import Sink, TableName
+from walmere.sinks.owner import Owner
+from walmere.subscription import ownership, receiver, requests
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
@@ -65,6 +66,12 @@ class ApplyWorker(Protocol):
 
     applied: Lsn
     error: WalmereError | None
+
+    def claim(self, owner: Owner, published: Sequence[TableState], *, take_over: bool = False) -> Sink:
+        """See that the target's tables are the owner's, before anything is written. Returns the sink to write to."""
+
+    def prepare(self, log_start: Lsn) -> None:
+        """Under the run's lock, before anything is received or copied: put right what does not fit together."""
 
     def start(self) -> Any:
         """Start the query."""
@@ -262,6 +269,9 @@ class Launcher:
         self.apply = apply
         self._stopping = threading.Event()
         self._starts = 0
+        self._claimed = False
+        self.take_over = False
+        """Take tables of the target from other owners."""
         self.on_poll: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
 
@@ -288,6 +298,7 @@ class Launcher:
     def _run(self, until: Lsn | None) -> None:
         log = self._config.changelog / manifest.NAME
         self._prepare()
+        prepared = self._prepare_target()
         with (
             ReceiverProcess(self._config_file, self._config, until) as process,
             ThreadPoolExecutor(COPIES) as copying,
@@ -298,6 +309,8 @@ class Launcher:
                 time.sleep(_POLL)
             if self._stopping.is_set():
                 return
+            if not prepared:
+                self._prepare_target()
             with manifest.Manifest(log.parent) as made:
                 self._sync.follow_messages(self._messages(), made.header.start_lsn)
             copies = Copies(self._sync, self._tables, copying, looking, once=until is not None)
@@ -327,6 +340,24 @@ class Launcher:
             if copies.failed and until is not None:
                 raise next(iter(copies.failed.values()))
 
+    def _claim(self) -> None:
+        """Refuse tables of another owner."""
+        owner, published = ownership.find(self._config)
+        if (messages := self._messages()) is not None:
+            published = [*published, TableState(messages, 0)]
+        self._sync.use(self.apply.claim(owner, published, take_over=self.take_over))
+        self._claimed = True
+
+    def _prepare_target(self) -> bool:
+        """Compare target and state. False: there is no change log yet, so there is nothing to compare."""
+        if self._stopping.is_set() or not (self._config.changelog / manifest.NAME).exists():
+            return False
+        if not self._claimed:
+            self._claim()
+        with manifest.Manifest(self._config.changelog) as log:
+            self.apply.prepare(log.header.start_lsn)
+        return True
+
     def _messages(self) -> TableName | None:
         wanted = self._config.target.messages if self._config.target is not None else None
         return None if wanted is None else TableName(*wanted.split(".", 1))
@@ -341,6 +372,7 @@ class Launcher:
 
         def prepare() -> None:
             try:
+                self._claim()  # first: what is refused leaves no slot
                 receiver.prepare(self._config)
                 done.set_result(None)
             except BaseException as error:

@@ -37,6 +37,7 @@ from walmere.errors import ChangeLogError, ChangeLogMismatch, SlotMissing, Sourc
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, slot
 from walmere.publisher.connect import MISSING, Connection, connect, speaking
+from walmere.publisher.database import database_oid
 from walmere.publisher.stream import Stream, System, identify_system
 from walmere.subscription.heartbeat import Heartbeat
 from walmere.subscription.origin import Origins
@@ -251,7 +252,9 @@ class _Session:
             slot.require_usable(found, system.database)
             confirmed = found.confirmed_lsn or INVALID_LSN
         if header is None:
-            create(directory, Header(system.identifier, system.database, source.slot, confirmed))
+            with speaking(source, "preparing to receive"):
+                oid = database_oid(self._sql)
+            create(directory, Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid))
         return confirmed
 
     def fits(self, durable: Lsn, confirmed: Lsn) -> None:

@@ -116,6 +116,8 @@ class TableState:
     copied_at: float = 0.0  # when its last copy was committed, in seconds of Unix time
     setbacks: int = 0  # copies one after the other that did not help: its stream was refused again
     retry_at: float = 0.0  # it is not copied again before that, unless it is altered or somebody asks for it
+    version: int | None = None  # of the target's table, that we made last; None: not recorded
+    version_lsn: Lsn = INVALID_LSN  # the LSN that stands in that version
 
     @property
     def name(self) -> str:
@@ -155,7 +157,13 @@ def copy_started(state: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> TableSta
 
 
 def copy_committed(
-    state: TableState, definition: Definition, rows: int, rejects: int = 0, now: float = 0.0
+    state: TableState,
+    definition: Definition,
+    rows: int,
+    rejects: int = 0,
+    *,
+    version: int | None = None,
+    now: float = 0.0,
 ) -> TableState:
     """d → f: all rows of the snapshot are in the table, in one commit."""
     _require(state, Phase.DATA_SYNC)
@@ -169,6 +177,8 @@ def copy_committed(
         error=None,
         copied_at=now,
         retry_at=0.0,
+        version=version,
+        version_lsn=state.snapshot_lsn,
     )
 
 
@@ -214,9 +224,27 @@ def redefined(state: TableState, shape: Shape, reached: Lsn, rejects: int | None
     return replace(state, applied_lsn=max(state.applied_lsn, reached), rejects=rejects, awaits=shape)
 
 
-def evolved(state: TableState, definition: Definition) -> TableState:
-    """The target has the definition that was awaited: it goes on."""
-    return replace(state, definition=definition, awaits=None)
+def evolved(state: TableState, definition: Definition, version: int | None = None) -> TableState:
+    """The target has the definition that was awaited, since this version: it goes on."""
+    if state.version is None or version is None:
+        return replace(state, definition=definition, awaits=None)
+    return replace(state, definition=definition, awaits=None, version=max(state.version, version))
+
+
+def committed(state: TableState, version: int | None, lsn: Lsn | None) -> TableState:
+    """A commit of ours has made this version of the target's table, with this LSN in it."""
+    return state if version is None else replace(state, version=version, version_lsn=lsn or INVALID_LSN)
+
+
+def went_back(state: TableState, lsn: Lsn, version: int | None, error: str) -> TableState:
+    """The target's table is behind what was recorded: its changes are applied again from the LSN that it is at."""
+    _require(state, Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
+    return replace(state, applied_lsn=lsn, version=version, version_lsn=lsn, error=error)
+
+
+def with_error(state: TableState, error: str) -> TableState:
+    """The same, and what is wrong with it."""
+    return replace(state, error=error)
 
 
 def unpublished(state: TableState) -> TableState:
@@ -266,6 +294,8 @@ def to_json(state: TableState) -> dict[str, Any]:
         "copied_at": state.copied_at,
         "setbacks": state.setbacks,
         "retry_at": state.retry_at,
+        "version": state.version,
+        "version_lsn": str(state.version_lsn) if state.version_lsn else None,
     }
 
 
@@ -273,8 +303,9 @@ def from_json(content: Mapping[str, Any]) -> TableState:
     """The inverse."""
     plain: dict[str, Any] = {key: content[key] for key in ("rows_copied", "rejects", "error", "published")}
     plain |= {key: content[key] for key in ("copied_at", "setbacks", "retry_at") if key in content}
-    for key in ("snapshot_lsn", "applied_lsn"):
-        plain[key] = Lsn.parse(content[key]) if content[key] else INVALID_LSN
+    plain["version"] = content.get("version")  # an earlier version of Walmere has not recorded it
+    for key in ("snapshot_lsn", "applied_lsn", "version_lsn"):
+        plain[key] = Lsn.parse(content[key]) if content.get(key) else INVALID_LSN
     table = TableName(content["schema"], content["table"])
     definition = None
     if (stored := content["definition"]) is not None:

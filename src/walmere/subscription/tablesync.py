@@ -170,6 +170,10 @@ class TableSync:
         self._making_slots: set[Connection] = set()
         self.discovery = Discovery(source, tables, gather=gather)
 
+    def use(self, sink: Sink) -> None:
+        """Write to this sink from now on."""
+        self._sink = sink
+
     def stop(self) -> None:
         """End the copies that are under way. They begin anew with the next run."""
         self._stopping.set()
@@ -252,8 +256,8 @@ class TableSync:
         if evolution is None or not now.shape(known.table).same(known.awaits):
             self._tables.change({oid: state.copy_again})
             return
-        self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
-        self._tables.change({oid: lambda its: state.evolved(its, now)})
+        version = self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
+        self._tables.change({oid: lambda its: state.evolved(its, now, version)})
 
     def _copy(self, known: TableState) -> None:
         source = self._source
@@ -294,13 +298,15 @@ class TableSync:
         rejects = [file for each in copied for file in each.rejects]
         if rejects or self._sink.count(Rejects.table(name)):  # those of the copy before go with its rows
             self._sink.commit(Rejects.table(name), rejects, lsn, OVERWRITE)
-        self._sink.commit(name, [file for each in copied for file in each.files], lsn, OVERWRITE, schema)
+        version = self._sink.commit(name, [file for each in copied for file in each.files], lsn, OVERWRITE, schema)
         rows, rejected = sum(each.rows for each in copied), sum(each.rejected for each in copied)
 
         def finish(its: TableState) -> TableState:
             if its.table != name or not its.copying:
                 return its  # it has left, or is to be copied again, already
-            return state.copy_committed(its, self._definition(described), rows, rejected, time.time())
+            return state.copy_committed(
+                its, self._definition(described), rows, rejected, version=version, now=time.time()
+            )
 
         self._tables.change({described.oid: finish})
 

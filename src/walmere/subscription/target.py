@@ -1,0 +1,189 @@
+"""What a run finds in its target: whose the tables are, and whether they are where `tables.json` says they are.
+
+A table's own LSN, which its commits carry, is the truth. `tables.json` has the version that we made last and the LSN
+that stands in it. They differ if a crash came between the two (then the table is in front, by commits of ours), if the
+table's last commits are lost (a file of its log was deleted or emptied, or the table came back from a backup), or if
+others committed. What is done about it:
+
+    in front, by commits of ours, or of others that change no rows    nothing
+    behind                                      its position goes back to its own LSN, and the log is applied again from
+                                                there; if the log does not have that any more, it is copied again
+    others changed its rows (RESTORE, DELETE)   it is copied again
+
+Points that were published say which version of a table has what. Where commits are lost, the same version numbers will
+be used again for something else, so the table is taken out of all points that are past what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from walmere.errors import OwnedByAnother, SinkMismatch
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.sinks.base import Sink, Standing, TableName
+from walmere.sinks.owner import owned_by_another
+from walmere.subscription import state
+from walmere.subscription.rejects import Rejects
+from walmere.subscription.state import TableState
+from walmere.subscription.tables import Tables
+from walmere.types.codec import codec
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 8
+"""Tables that are looked at at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A table does not have what was committed to it."""
+
+    why: str
+    found: Standing | None  # None: there is no such table
+    apply_from: Lsn | None = None  # None: only a copy helps
+
+
+def compare(
+    version: int | None, lsn: Lsn, found: Standing | None, changed_by_others: Callable[[int, int], str | None]
+) -> Behind | None:
+    """Compare a table with the version that we made last, and the LSN in it. None: it has all that it should have."""
+    if found is None:
+        return Behind("its Delta table is not there any more", None)
+    if version is None:
+        return None  # an earlier version of Walmere has not recorded it
+    its = found.lsn or INVALID_LSN
+    if its < lsn:
+        why = f"its Delta table is at LSN {its}, but {lsn} was committed to it: commits are lost, or it was restored"
+        return Behind(why, found, its or None)
+    if found.version < version:
+        why = f"its Delta table is at version {found.version}, but {version} was committed: commits are lost"
+        return Behind(why, found)
+    if found.version > version and (what := changed_by_others(version, found.version)) is not None:
+        return Behind(f"another program has changed rows of its Delta table ({what})", found)
+    return None
+
+
+def claim(sink: Sink, subscription: str, tables: Tables, published: Sequence[TableState], *, take_over: bool) -> None:
+    """See that all tables are the owner's, before anything is written. Raises OwnedByAnother for the first that is not.
+
+    `published`: tables that are not known yet. `take_over`: take them from their owners, to be copied anew.
+    """
+    known = {each.table: each for each in tables if each.published}
+    wanted = list((known | {each.table: each for each in published if each.table not in known}).values())
+    sink.claim_points(subscription)
+    with ThreadPoolExecutor(_AT_ONCE) as looking:
+        found = list(looking.map(lambda each: _standing(sink, each.table), wanted))
+        elsewhere = None
+        refused: dict[TableName, OwnedByAnother] = {}
+        for each, standing in zip(wanted, found, strict=True):
+            if standing is None or take_over:
+                continue
+            if standing.owner is None and standing.lsn is not None and not each.phase.copied:
+                # of an earlier version of Walmere, which wrote no owners
+                elsewhere = sink.published_elsewhere(subscription) if elsewhere is None else elsewhere
+                if (other := elsewhere.get(each.name)) is not None:
+                    what = f"the table {each.name} of the target"
+                    refused[each.table] = owned_by_another(
+                        "looking at the target's tables", what, f"subscription {other}"
+                    )
+            elif (error := _refusal(sink, standing, each.table)) is not None:
+                refused[each.table] = error
+        if refused:
+            # for `walmere status`
+            shown = [each for each in wanted if each.table in refused and (each.oid or each.table in known)]
+            tables.put(*(state.with_error(each, str(refused[each.table])) for each in shown))
+            first = next(iter(refused.values()))
+            more = f" (and {len(refused) - 1} more tables)" if len(refused) > 1 else ""
+            raise OwnedByAnother(first.doing, first.wrong + more, first.hint)
+        names = [name for each in wanted for name in (each.table, Rejects.table(each.table))]
+        taken = {name for name, was in zip(names, looking.map(sink.claim, names), strict=True) if was}
+    for each in wanted:
+        if each.table in taken or Rejects.table(each.table) in taken:
+            _log.warning("table %s was taken over from another owner, and is copied anew", each.name)
+    tables.change({each.oid: state.copy_again for each in known.values() if each.oid and each.table in taken})
+
+
+def _standing(sink: Sink, table: TableName) -> Standing | None:
+    try:
+        return sink.standing(table)
+    except SinkMismatch:
+        return None  # it says so itself when it is written to
+
+
+def _refusal(sink: Sink, standing: Standing, table: TableName) -> OwnedByAnother | None:
+    try:
+        if standing.owner is not None:
+            sink.claim(table)
+    except OwnedByAnother as error:
+        return error
+    return None
+
+
+def check(sink: Sink, tables: Tables, log_start: Lsn) -> list[tuple[TableState, Behind]]:
+    """Compare all tables with what was recorded, and move back those that are behind. Returns which, as they were.
+
+    `log_start`: where the change log begins.
+    """
+    followed = [each for each in tables if each.position is not None]
+    with ThreadPoolExecutor(_AT_ONCE) as looking:
+        verdicts = list(looking.map(lambda each: _check(sink, each), followed))
+    behind = [(each, found) for each, found in zip(followed, verdicts, strict=True) if found is not None]
+    move_back(tables, sink, behind, log_start)
+    return behind
+
+
+def _check(sink: Sink, known: TableState) -> Behind | None:
+    try:
+        found = sink.standing(known.table)
+        return compare(
+            known.version,
+            known.version_lsn,
+            found,
+            lambda after, upto: sink.changed_by_others(known.table, after, upto),
+        )
+    except SinkMismatch as error:
+        return Behind(str(error), None)
+
+
+def move_back(
+    tables: Tables, sink: Sink, behind: Iterable[tuple[TableState, Behind]], log_start: Lsn
+) -> list[TableState]:
+    """Have tables that are behind applied again from where they are, or copied again. Returns their new states."""
+    changes: dict[int, Callable[[TableState], TableState]] = {}
+    for known, found in behind:
+        start = found.apply_from
+        if known.oid == 0:  # the table of messages; there is nothing to copy it from
+            begin = max(start or INVALID_LSN, log_start)
+            changes[0] = _went_back(begin, found, f"{found.why}; it is applied again from {begin}")
+        elif start is not None and start >= log_start and _same_columns(known, found, tables, sink):
+            changes[known.oid] = _went_back(start, found, f"{found.why}; it is applied again from {start}")
+        else:
+            changes[known.oid] = _copied_again(f"{found.why}; it is copied again")
+    changed = tables.change(changes) if changes else []
+    for each in changed:
+        _log.warning("table %s: %s", each.name, each.error)
+    return changed
+
+
+def _went_back(lsn: Lsn, found: Behind, error: str) -> Callable[[TableState], TableState]:
+    version = None if found.found is None else found.found.version
+    return lambda known: state.went_back(known, lsn, version, error)
+
+
+def _copied_again(error: str) -> Callable[[TableState], TableState]:
+    return lambda known: state.copy_again(known, error)
+
+
+def _same_columns(known: TableState, found: Behind, tables: Tables, sink: Sink) -> bool:
+    """Whether a table that is behind has the columns that its changes will be written in."""
+    if known.definition is None or found.found is None or known.awaits is not None:
+        return False
+    columns = known.definition.columns
+    schema = pa.schema([(each.name, codec(each.type_oid, each.typmod, tables.types).arrow) for each in columns])
+    return found.found.columns == sink.columns(schema)
