@@ -99,8 +99,16 @@ KEYS = {
     "applied_lsn": None,
     "lag_bytes": None,
     "lag_seconds": None,
+    "caught_up": None,
+    "behind": [],
+    "receiver": dict.fromkeys(("running", "lag_bytes", "lag_seconds")),
     "tables": [
-        dict.fromkeys(("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"))
+        dict.fromkeys(
+            (
+                *("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"),
+                *("lag_bytes", "lag_seconds"),
+            )
+        )
     ],
     "queries": [],
     "error": None,
@@ -144,7 +152,7 @@ def test_status_without_a_source_tells_what_is_known_here(database18: Database, 
     away = database18.config(tmp_path / "s", dsn="postgresql://postgres:Hush@127.0.0.1:1/postgres")
     path = write_config(away, tmp_path / "walmere.toml")
     result = walmere("status", "--json", "-c", path)
-    assert result.returncode == 0
+    assert result.returncode == 1
     state = json.loads(result.stdout)
     assert walk(state) == KEYS | {"slot": None, "tables": []}
     assert state["durable_lsn"] == state["received_lsn"] == str(durable)

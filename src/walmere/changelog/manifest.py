@@ -181,7 +181,7 @@ class Manifest:
     def entries(self) -> Iterator[Entry]:
         """The entries that have not been read yet. Ends at the end, or at a line that is not whole yet."""
         while (line := self._line()) is not None:
-            yield _entry(line)
+            yield parse_entry(line)
 
     def replaced(self) -> bool:
         """Whether retention has put another file in this one's place, or `walmere drop` none."""
@@ -342,7 +342,8 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
     )
 
 
-def _entry(content: dict[str, Any]) -> Entry:
+def parse_entry(content: dict[str, Any]) -> Entry:
+    """What a line says."""
     [(kind, body)] = content.items()
     if kind == "relation":
         raw = base64.b64decode(body["message"])

@@ -206,10 +206,13 @@ def log(
 
 @app.command()
 def status(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
-    """Show where the source is, and where we are."""
+    """Show where the source is, and where we are. Exits with 1 if the source does not answer."""
     from walmere.cli import output
 
-    output.status(Subscription(config).status(), as_json=json)
+    state = Subscription(config).status()
+    output.status(state, as_json=json)
+    if state["error"] is not None:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -53,22 +53,43 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
         console.print(f"  slot {slot['name']}: {use}, {slot['wal_status']}, holds {retained} of WAL on the source")
     for label in ("source", "received", "durable", "applied"):
         console.print(f"  {label:<9} {state[label + '_lsn'] or '–'}")
-    if state["lag_bytes"] is not None:
-        console.print(f"  lag       {_bytes(state['lag_bytes'])}")
+    console.print(f"  lag       {_lag(state)}")
+    receiver = state["receiver"]
+    console.print(f"  receiver  {'running' if receiver['running'] else 'not running'}, {_lag(receiver)} behind")
+    if state["behind"]:
+        console.print(f"  behind    {escape(', '.join(state['behind']))}")
+    elif state["caught_up"]:
+        console.print("  caught up")
     if state["tables"]:
-        table = Table("table", "phase", "copied", "applied", "rejects", box=None, pad_edge=False)
+        table = Table("table", "phase", "copied", "applied", "lag", "rejects", box=None, pad_edge=False)
         for row in state["tables"]:
             table.add_row(
                 escape(row["name"]),
                 row["phase"] if row["published"] else "not published any more",
                 str(row["rows_copied"]),
                 row["applied_lsn"] or "–",
+                "–" if row["lag_seconds"] is None else _seconds(row["lag_seconds"]),
                 str(row["rejects"]),
             )
         console.print(table)
         for row in state["tables"]:
             if row["error"] is not None:
                 console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
+
+
+def _lag(of: Mapping[str, Any]) -> str:
+    size = None if of["lag_bytes"] is None else _bytes(of["lag_bytes"])
+    if of["lag_seconds"] is not None:
+        return ", ".join(part for part in (size, _seconds(of["lag_seconds"])) if part)
+    why = "" if of.get("receiver", {"running": True})["running"] else ": nothing receives"
+    return ", ".join(part for part in (size, f"seconds unknown{why}") if part)
+
+
+def _seconds(count: float) -> str:
+    if count < 120:
+        return f"{count:.1f} s"
+    minutes, seconds = divmod(int(count), 60)
+    return f"{minutes} min {seconds} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def progress(now: Mapping[str, Any]) -> None:

@@ -332,6 +332,12 @@ def insert_position(connection: Connection) -> Lsn:
     return Lsn.parse(text)
 
 
+def clock(connection: Connection) -> float:
+    """The source's own time, which its commits are stamped with; seconds of Unix time."""
+    [(now,)] = connection.execute("SELECT extract(epoch FROM pg_catalog.clock_timestamp())::float8")
+    return float(now)
+
+
 def push_wal(connection: Connection) -> None:
     """Have the WAL written so far flushed soon: walsender sends only that, and an idle server may take seconds.
 

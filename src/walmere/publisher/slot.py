@@ -74,6 +74,14 @@ def read(connection: Connection, name: str) -> Slot | None:
     )
 
 
+def sent_position(connection: Connection, pid: int) -> Lsn | None:
+    """How far a walsender has decoded and sent; None if it has gone, or belongs to a role that hides it."""
+    row = connection.execute(
+        "SELECT sent_lsn::text FROM pg_catalog.pg_stat_replication WHERE pid = %s", [pid]
+    ).fetchone()
+    return Lsn.parse(row[0]) if row is not None and row[0] is not None else None
+
+
 def require_ours(slot: Slot, database: str) -> None:
     """Refuse a slot that belongs to something else."""
     doing = f"looking at replication slot {slot.name}"

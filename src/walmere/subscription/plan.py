@@ -162,7 +162,7 @@ class Planner:
                 until = end if record.end_lsn > end else None  # the batch was cut in the middle of this one
                 last = record.commit_time if until is None else self._commit_time(record, until)
                 made.commit_time = made.commit_time if last is None else last
-                for ref, relation in _references(record, position_of, until):
+                for ref, relation in references(record, position_of, until):
                     made.blocks.setdefault(owner(relation), []).append(ref)
             if record.end_lsn >= end:
                 break
@@ -233,9 +233,10 @@ class Planner:
         return False
 
 
-def _references(
+def references(
     record: Transactions | Transaction, position_of: PositionOf, until: Lsn | None
 ) -> Iterator[tuple[BlockRef, int]]:
+    """The blocks of a record that hold something after the position of their relation, and which relation that is."""
     single = isinstance(record, Transaction)
     if single and until is not None and record.commit_lsn >= until:
         return

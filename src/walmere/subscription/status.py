@@ -1,102 +1,226 @@
-"""What `walmere status` tells: where the source is, where we are, and what lies between."""
+"""What `walmere status` shows: where the source is, where we are, and which tables are behind.
+
+The order of the questions matters: the source first, then the log, then the tables. If the log has everything up to the
+source's position, and no table lacks anything of the log, then all that was committed before the call is applied.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from walmere.changelog import manifest
-from walmere.changelog.manifest import Manifest, Summary
+from walmere.changelog.search import ManifestSearch
+from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import SourceError
+from walmere.errors import ChangeLogError, SourceError
 from walmere.lsn import Lsn
 from walmere.publisher import catalog, slot
 from walmere.publisher.catalog import PublishedTable
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher.connect import Connection, connect, speaking
+from walmere.publisher.slot import Slot
 from walmere.sinks.base import TableName
+from walmere.subscription.lag import Missing, oldest_missing
 from walmere.subscription.origin import TARGET, Origins
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 
+LEVEL: Final = 0.25
+"""Seconds that a running receiver has to come to where the source was; one that does is not behind."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """What the source says."""
+
+    now: float = field(default_factory=time.time)  # by its own clock, which commits are stamped with
+    wal: Lsn | None = None
+    slot: Slot | None = None
+    sent: Lsn | None = None  # by the walsender of the slot
+    sent_after: float = 0.0  # seconds until it had sent all of `wal`, if it has
+    published: list[PublishedTable] | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Log:
+    """What the change log says."""
+
+    end: Lsn | None = None
+    last_commit_time: int | None = None
+    missing: dict[str, Missing] = field(default_factory=dict)
+    error: str | None = None
+
 
 def status(config: Config) -> dict[str, Any]:
     """Everything, as JSON would have it. A source that does not answer leaves its part null, and says why."""
-    source = _source(config)
-    log = _log(config)
-    durable = log.end_lsn if log is not None else None
-    received = max((lsn for lsn in (_received(config), durable) if lsn is not None), default=None)
+    source = _ask(config)
+    log, tables = _look(config, source)
     origins = Origins(config.subscription.directory).positions()
     applied = origins.pop(TARGET, None)
-    behind = applied if applied is not None else durable
-    wal: Lsn | None = source["wal"]
-    lag = None if wal is None or behind is None else max(0, wal - behind)
-    committed = log.commit_time if log is not None else None
+    receiver = _receiver(config, source, log)
+    # without a target nothing is applied, and no table can be behind
+    behind = [each.name for each in tables if config.target is not None and _is_behind(each, log)]
     return {
         "subscription": config.subscription.name,
-        "slot": source["slot"],
-        "source_lsn": _text(wal),
-        "received_lsn": _text(received),
-        "durable_lsn": _text(durable),
+        "slot": _slot(source.slot),
+        "source_lsn": _text(source.wal),
+        "received_lsn": _text(_received(config, log.end)),
+        "durable_lsn": _text(log.end),
         "applied_lsn": _text(applied),
-        "lag_bytes": lag,
-        # of the newest commit we have; when nothing is missing there is no lag, however old that is
-        "lag_seconds": 0.0 if lag == 0 else None if committed is None else round(time.time() - committed / 1e6, 3),
-        "tables": source["tables"],
+        "lag_bytes": _bytes(source.wal, log.end if applied is None else applied),
+        "lag_seconds": _lag_seconds(source, log, receiving=receiver["running"]),
+        "caught_up": not behind and source.wal is not None and log.end is not None and log.end >= source.wal,
+        "behind": behind,
+        "receiver": receiver,
+        "tables": [_table(each, source, log) for each in tables],
         # that the log is kept for, besides
         "queries": [{"origin": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in origins.items()],
-        "error": source["error"],
+        "error": source.error or log.error,
     }
 
 
-def _source(config: Config) -> dict[str, Any]:
-    found: dict[str, Any] = {"slot": None, "wal": None, "tables": [], "error": None}
+def _ask(config: Config) -> _Source:
+    found = _Source()
     try:
-        with connect(config.source, "walmere status") as connection, speaking(config.source, "reading the source"):
-            found["wal"] = catalog.wal_position(connection)
-            known = Tables(config.subscription.directory)
+        with (
+            closing(connect(config.source, "walmere status")) as connection,
+            speaking(config.source, "reading the source"),
+        ):
+            found.wal = catalog.wal_position(connection)
+            found.now = catalog.clock(connection)
+            found.slot = slot.read(connection, config.source.slot)
+            _wait_for_walsender(connection, found)
             gather = config.target is not None and config.target.gather_partitions
-            published = catalog.published_tables(connection, config.source.publications, gather)
-            found["tables"] = [_table(known, table) for table in published]
-            shown = {table.oid for table in published}
-            found["tables"] += [_shown(each) for each in known if not each.published or each.oid not in shown]
-            if (its := slot.read(connection, config.source.slot)) is not None:
-                found["slot"] = {
-                    "name": its.name,
-                    "active": its.active,
-                    "wal_status": its.wal_status,
-                    "confirmed_lsn": _text(its.confirmed_lsn),
-                    "retained_bytes": its.retained_bytes,
-                }
+            found.published = catalog.published_tables(connection, config.source.publications, gather)
     except SourceError as error:
-        found["error"] = f"{error.doing}: {error.wrong}"
+        found.error = f"{error.doing}: {error.wrong}"
     return found
 
 
-def _table(known: Tables, table: PublishedTable) -> dict[str, Any]:
-    state = known[table.oid] if table.oid in known else TableState(TableName(table.schema, table.name), table.oid)
-    return _shown(state)
+def _wait_for_walsender(connection: Connection, found: _Source) -> None:
+    """See whether the walsender is level with the source, or how far it is behind."""
+    if found.slot is None or found.slot.active_pid is None or found.wal is None:
+        return
+    began = time.monotonic()
+    while True:
+        found.sent = slot.sent_position(connection, found.slot.active_pid)
+        found.sent_after = time.monotonic() - began
+        if found.sent is None or found.sent >= found.wal or found.sent_after > LEVEL:
+            return
+        time.sleep(LEVEL / 10)
 
 
-def _shown(state: TableState) -> dict[str, Any]:
-    stored = to_json(state)
-    keys = ("phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published")
-    return {"name": state.name, **{key: stored[key] for key in keys}}
-
-
-def _log(config: Config) -> Summary | None:
+def _look(config: Config, source: _Source) -> tuple[_Log, list[TableState]]:
+    """The log and the tables: those of the publications, and those that have left them."""
+    found = _Log()
     if not (config.changelog / manifest.NAME).exists():
+        return found, _tables(config, source)
+    with ManifestSearch(config.changelog) as log:
+        found.end = log.end_lsn
+        found.last_commit_time = log.last_commit_time
+        tables = _tables(config, source)
+        try:
+            found.missing = oldest_missing(config.changelog, log, tables)
+        except ChangeLogError as error:
+            found.missing = {each.name: Missing(None) for each in tables}
+            found.error = f"{error.doing}: {error.wrong}"
+    return found, tables
+
+
+def _tables(config: Config, source: _Source) -> list[TableState]:
+    known = Tables(config.subscription.directory)
+    if source.published is None:
+        return list(known)
+    shown = {table.oid for table in source.published}
+    states = [
+        known.get(table.oid) or TableState(TableName(table.schema, table.name), table.oid) for table in source.published
+    ]
+    return states + [each for each in known if not each.published or each.oid not in shown]
+
+
+def _is_behind(table: TableState, log: _Log) -> bool:
+    """Whether it lacks something that was received, or has no copy that it could be level with."""
+    return table.published and (not table.follows or table.name in log.missing)
+
+
+def _lag_seconds(source: _Source, log: _Log, *, receiving: bool) -> float | None:
+    """The age of the oldest commit that was received and is not applied. None: it cannot be known."""
+    times = [each.commit_time for each in log.missing.values()]
+    known = [commit_time for commit_time in times if commit_time is not None]
+    if known:  # whatever was not received is newer
+        return _age(min(known), source)
+    if times or not (receiving or (source.wal is not None and log.end is not None and log.end >= source.wal)):
         return None
-    with Manifest(config.changelog) as source:
-        return manifest.summarise(source)
+    return 0.0
 
 
-def _received(config: Config) -> Lsn | None:
-    """What a running receiver says of itself."""
+def _receiver(config: Config, source: _Source, log: _Log) -> dict[str, Any]:
+    """How far the log is behind the source."""
+    running = Lock.holder(config.changelog) is not None
+    reached = source.sent if running and source.sent is not None else _received(config, log.end)
+    behind = _bytes(source.wal, reached)
+    seconds: float | None = None
+    if behind == 0:
+        seconds = round(source.sent_after, 3) if running else 0.0
+    elif behind is not None and running and log.last_commit_time is not None:
+        seconds = _age(log.last_commit_time, source)  # at least until then it has everything
+    return {"running": running, "lag_bytes": behind, "lag_seconds": seconds}
+
+
+def _table(table: TableState, source: _Source, log: _Log) -> dict[str, Any]:
+    stored = to_json(table)
+    keys = ("phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published")
+    return {
+        "name": table.name,
+        **{key: stored[key] for key in keys},
+        "lag_bytes": _bytes(source.wal, table.position),
+        "lag_seconds": _table_seconds(table, source, log.missing),
+    }
+
+
+def _table_seconds(table: TableState, source: _Source, missing: Mapping[str, Missing]) -> float | None:
+    if table.position is None:
+        return None
+    oldest = missing.get(table.name)
+    if oldest is None:
+        return 0.0
+    return None if oldest.commit_time is None else _age(oldest.commit_time, source)
+
+
+def _slot(found: Slot | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "name": found.name,
+        "active": found.active,
+        "wal_status": found.wal_status,
+        "confirmed_lsn": _text(found.confirmed_lsn),
+        "retained_bytes": found.retained_bytes,
+    }
+
+
+def _received(config: Config, durable: Lsn | None) -> Lsn | None:
+    """What a running receiver has reported, unless the log is already further."""
+    reported: Lsn | None = None
     try:
-        return Lsn.parse(json.loads((config.subscription.directory / "receiver.json").read_text())["received_lsn"])
+        state = json.loads((config.subscription.directory / "receiver.json").read_text())
+        reported = Lsn.parse(state["received_lsn"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or torn by a crash: it is not fsynced
-        return None
+        pass
+    return max((lsn for lsn in (reported, durable) if lsn is not None), default=None)
+
+
+def _age(commit_time: int, source: _Source) -> float:
+    return max(0.0, round(source.now - commit_time / 1e6, 3))
+
+
+def _bytes(end: Lsn | None, begin: Lsn | None) -> int | None:
+    return None if end is None or begin is None else max(0, end - begin)
 
 
 def _text(lsn: Lsn | None) -> str | None:

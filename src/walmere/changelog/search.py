@@ -1,0 +1,112 @@
+"""Find records of a manifest by LSN, without reading all of it.
+
+`walmere status` is asked often, and a manifest may have hundreds of thousands of lines. Its LSNs only grow: the first
+record after an LSN is found by bisection, and the last one by reading backwards.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import Any, Final
+
+from walmere.changelog.manifest import Manifest, Transaction, Transactions, parse_entry
+from walmere.lsn import Lsn
+
+_RECORD: Final = re.compile(rb'[0-9a-f]{8} \{"([a-z]+)":\{"end_lsn":"([0-9A-F]+)/([0-9A-F]+)"')
+_HEAD: Final = 100
+"""Bytes of a line that `_RECORD` may need."""
+_COMMITS: Final = (b"transactions", b"transaction")
+_BLOCK: Final = re.compile(rb"\[(\d+),\d+,\d+,")
+"""The beginning of a block: its relation. (A list of aborted subtransactions may look the same.)"""
+
+
+class ManifestSearch(Manifest):
+    """A manifest as it was when it was opened."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._first = self.position
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._end = self._map.rfind(b"\n") + 1  # what follows is torn, or being written
+
+    def close(self) -> None:
+        """End reading."""
+        self._map.close()
+        super().close()
+
+    @property
+    def end_lsn(self) -> Lsn:
+        """Everything that was committed before it is in the log."""
+        for _, lsn, at in self._backwards():
+            if self._content(at) is not None:
+                return lsn
+        return self.header.start_lsn
+
+    @property
+    def last_commit_time(self) -> int | None:
+        """Of the newest transaction; microseconds of Unix time."""
+        for kind, _, at in self._backwards():
+            if kind in _COMMITS and (record := self._record(at)) is not None:
+                return record.commit_time
+        return None
+
+    def records_after(self, lsn: Lsn, relations: Set[int]) -> Iterator[Transactions | Transaction]:
+        """The committed records that end after an LSN and may have changes of these relations, in commit order.
+
+        The caller may take relations out of the set meanwhile; when it is empty, nothing more is read.
+        """
+        at = self._first_after(lsn)
+        while relations and at < self._end:
+            end = self._map.find(b"\n", at) + 1
+            line = self._map[at:end]
+            head = _RECORD.match(line)
+            if head is not None and head[1] in _COMMITS:
+                found = map(int, _BLOCK.findall(line))
+                if not relations.isdisjoint(found) and (record := self._record(at)) is not None:
+                    yield record
+            at = end
+
+    def _first_after(self, lsn: Lsn) -> int:
+        """Where the lines begin that are after an LSN."""
+        low, high = self._first, self._end
+        while low < high:
+            begin = max(low, self._map.rfind(b"\n", low, (low + high) // 2) + 1)
+            at, found = begin, None
+            while at < high and found is None:  # a definition of a relation has no LSN to compare
+                found = self._lsn(at)
+                at = self._map.find(b"\n", at) + 1
+            if found is None or found > lsn:
+                high = begin
+            else:
+                low = at
+        return low
+
+    def _backwards(self) -> Iterator[tuple[bytes, Lsn, int]]:
+        """Kind, end and place of each record, the last one first."""
+        end = self._end
+        while end > self._first:
+            begin = self._map.rfind(b"\n", 0, end - 1) + 1
+            if (head := _RECORD.match(self._map[begin : begin + _HEAD])) is not None:
+                yield head[1], _lsn(head), begin
+            end = begin
+
+    def _lsn(self, at: int) -> Lsn | None:
+        head = _RECORD.match(self._map[at : at + _HEAD])
+        return None if head is None else _lsn(head)
+
+    def _record(self, at: int) -> Transactions | Transaction | None:
+        content = self._content(at)
+        entry = None if content is None else parse_entry(content)
+        return entry if isinstance(entry, Transactions | Transaction) else None
+
+    def _content(self, at: int) -> dict[str, Any] | None:
+        """The line at this place, checked; None if it is the last one and torn."""
+        self.position = at
+        return self._line()
+
+
+def _lsn(head: re.Match[bytes]) -> Lsn:
+    return Lsn(int(head[2], 16) << 32 | int(head[3], 16))

@@ -1,0 +1,69 @@
+"""How far tables are behind the change log: the oldest commit of each that the log has and the table has not.
+
+A commit counts for a table if it changed that table and lies after the table's own position. The manifest says which
+records have such changes. Only the first of them is opened: it may span minutes, and the commit is somewhere in it.
+Heartbeats, positions and changes of tables that are not mirrored count for no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walmere.changelog.manifest import Transaction, Transactions
+from walmere.changelog.search import ManifestSearch
+from walmere.lsn import Lsn
+from walmere.subscription.plan import messages, references
+from walmere.subscription.state import TableState
+
+MESSAGE_BLOCKS: Final = 200
+"""Blocks that are opened to find a logical message; after so many, the lag of their table is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a table does not have yet of the log."""
+
+    commit_time: int | None  # of the oldest such commit, in microseconds of Unix time; None: it is not known
+
+
+def oldest_missing(changelog: Path, log: ManifestSearch, tables: Iterable[TableState]) -> dict[str, Missing]:
+    """For each table that is behind the log, by name. One without a position is left out."""
+    pending = {each.name: (each, position) for each in tables if (position := each.position) is not None}
+    relations = {relation for each, _ in pending.values() for relation in each.relations}
+    found: dict[str, Missing] = {}
+    message_blocks = 0
+    for record in log.records_after(min((lsn for _, lsn in pending.values()), default=log.end_lsn), relations):
+        present = {block.relation for segment in record.segments for block in segment.blocks}
+        for name, (each, position) in list(pending.items()):
+            wanted = present.intersection(each.relations)
+            if not wanted:
+                continue
+            message_blocks += 0 in wanted
+            commit_time = _first_commit(changelog, record, wanted, position)
+            if commit_time is not None or message_blocks > MESSAGE_BLOCKS:
+                found[name] = Missing(commit_time)
+                del pending[name]
+                relations.difference_update(each.relations)
+    return found
+
+
+def _first_commit(
+    changelog: Path, record: Transactions | Transaction, relations: set[int], position: Lsn
+) -> int | None:
+    """When the first transaction of a record committed that changed a relation after a position; None: none did."""
+    oldest: int | None = None
+    refs = [ref for ref, _ in references(record, lambda relation: position if relation in relations else None, None)]
+    for ref, batch in messages(changelog, refs):
+        times = batch.column("commit_time").cast(pa.int64())
+        if 0 in relations:  # there, only logical messages are rows of a table
+            times = times.filter(pc.equal(batch.column("kind"), "M"))
+        first = ref.commit_time if ref.commit_time is not None and len(times) else pc.min(times).as_py()
+        if first is not None:
+            oldest = first if oldest is None else min(oldest, first)
+    return oldest

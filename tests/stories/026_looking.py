@@ -1,0 +1,121 @@
+"""Story 26: what people look at tells the truth: the lag, which tables are behind, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Database
+from mirror import Mirror
+from processes import Here, eventually
+from receiving import receive_all
+from walmere.subscription.cuts import Cut
+from walmere.subscription.state import copy_again
+from walmere.subscription.status import status
+
+
+@pytest.fixture
+def mirror(database_under_test: Database, tmp_path: Path) -> Mirror:
+    database_under_test.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE TABLE quiet (id int PRIMARY KEY)",
+        "CREATE TABLE private (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT generate_series(1, 100)",
+        "CREATE PUBLICATION pub FOR TABLE t, u, quiet",
+    )
+    return Mirror(database_under_test, tmp_path, heartbeat=0.5)
+
+
+def committed(mirror: Mirror, statement: str) -> float:
+    """Do it, and return when it was committed."""
+    mirror.database.execute(statement)
+    return float(mirror.database.value("SELECT extract(epoch FROM clock_timestamp())::float8"))
+
+
+def lags(state: dict[str, Any]) -> dict[str, float | None]:
+    return {each["name"].removeprefix("public."): each["lag_seconds"] for each in state["tables"]}
+
+
+def test_the_lag_is_the_age_of_the_oldest_commit_that_is_not_applied(mirror: Mirror, here: Here) -> None:
+    mirror.run_once()
+    committed(mirror, "INSERT INTO private VALUES (1)")
+    first = committed(mirror, "INSERT INTO t VALUES (101)")
+    mirror.database.execute("SELECT pg_sleep(1.2)")
+    second = committed(mirror, "INSERT INTO u VALUES (1)")
+    unknown = status(mirror.config)
+    assert unknown["lag_seconds"] is None, "nothing receives, and the source has more"
+    assert not unknown["caught_up"]
+    assert (unknown["receiver"]["running"], unknown["receiver"]["lag_seconds"]) == (False, None)
+    code, said, _ = here("status", "-c", mirror.file)
+    assert (code, "seconds unknown: nothing receives" in said) == (0, True)
+    receive_all(mirror.database, mirror.config)
+    state = status(mirror.config)
+    now = time.time()
+    assert state["lag_seconds"] == pytest.approx(now - first, abs=1)
+    assert lags(state) == {
+        "quiet": 0.0,
+        "t": pytest.approx(now - first, abs=1),
+        "u": pytest.approx(now - second, abs=1),
+    }
+    assert (lags(state)["t"] or 0) - (lags(state)["u"] or 0) >= 1.2
+    assert (state["behind"], state["caught_up"]) == (["public.t", "public.u"], False)
+    code, said, _ = here("status", "-c", mirror.file)
+    assert "behind    public.t, public.u" in said
+    assert f"{state['lag_seconds']:.0f}." in said or f"{state['lag_seconds'] + 1:.0f}." in said
+    with mirror.following():
+        mirror.becomes(lambda: status(mirror.config)["caught_up"])
+        with closing(Cut(mirror.config.subscription.directory, 60)):  # no batch is planned meanwhile
+            time.sleep(0.5)  # one that was planned before ends
+            held = committed(mirror, "INSERT INTO quiet VALUES (1)")
+            eventually(lambda: status(mirror.config)["behind"] == ["public.quiet"])
+            mirror.database.execute("SELECT pg_sleep(1.2)")
+            state = status(mirror.config)
+            assert state["lag_seconds"] == pytest.approx(time.time() - held, abs=1)
+            assert lags(state)["t"] == 0.0
+        mirror.becomes(lambda: status(mirror.config)["caught_up"])
+        mirror.assert_equal("t", "u", "quiet")
+        for _ in range(10):  # heartbeats come, and changes of a table that is not published
+            committed(mirror, "INSERT INTO private SELECT count(*) + 1 FROM private")
+            mirror.database.execute("SELECT pg_sleep(0.2)")
+            state = status(mirror.config)
+            assert (state["lag_seconds"], state["behind"], {*lags(state).values()}) == (0.0, [], {0.0})
+            assert state["receiver"]["running"]
+            assert state["receiver"]["lag_seconds"] < 1
+
+
+def test_a_table_that_waits_for_a_new_copy_is_behind_whatever_the_others_have_applied(mirror: Mirror) -> None:
+    mirror.run_once()
+    receive_all(mirror.database, mirror.config)
+    tables = mirror.tables()
+    [waiting] = [each.oid for each in tables if each.name == "public.u"]
+    tables.change({waiting: copy_again})
+    state = status(mirror.config)
+    assert (state["behind"], state["caught_up"]) == (["public.u"], False)
+    assert lags(state) == {"quiet": 0.0, "t": 0.0, "u": None}
+    mirror.database.execute("INSERT INTO u VALUES (1)")
+    mirror.run_once()
+    assert status(mirror.config)["behind"] == []
+    mirror.assert_equal("t", "u", "quiet")
+
+
+def test_status_without_its_source_shows_what_is_known_here_and_exits_with_1(mirror: Mirror, here: Here) -> None:
+    mirror.run_once()
+    committed(mirror, "INSERT INTO t VALUES (101)")
+    receive_all(mirror.database, mirror.config)
+    away = mirror.file.read_text().replace(f":{mirror.database.server.port}/", ":1/")
+    mirror.file.write_text(away)
+    code, said, _ = here("status", "-c", mirror.file, "--json")
+    state = json.loads(said)
+    assert code == 1
+    assert "refused" in state["error"]
+    assert {each["name"] for each in state["tables"]} == {"public.t", "public.u", "public.quiet"}
+    assert state["behind"] == ["public.t"]
+    assert 0 < state["lag_seconds"] < 60
+    code, said, _ = here("status", "-c", mirror.file)
+    assert (code, "public.quiet" in said, "refused" in said) == (1, True, True)
