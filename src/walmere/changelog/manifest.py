@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 from walmere.changelog.segment import Block, Segment
 from walmere.errors import ChangeLogDamaged, ChangeLogVersion
@@ -168,7 +168,7 @@ class Manifest:
             self._file.close()
             raise
 
-    def __enter__(self) -> Manifest:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
