@@ -29,10 +29,10 @@ from walmere.errors import ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, slot
 from walmere.publisher.check import Finding
-from walmere.publisher.check import check as preflight
 from walmere.publisher.connect import check_dsn, connect, speaking
 from walmere.sinks.base import TableName
 from walmere.subscription import requests
+from walmere.subscription.check import check
 from walmere.subscription.receiver import Receiver
 from walmere.subscription.status import status as status_of
 from walmere.subscription.tables import Tables
@@ -68,8 +68,14 @@ class Subscription:
         return Lock.holder(self.directory / "run") is not None
 
     def check(self) -> list[Finding]:
-        """What is in the way of receiving from the source, and what to do about it."""
-        return preflight(self.config.source)
+        """What is in the way of the subscription, at the source and here, and what to do about it."""
+
+        def require_java() -> None:
+            from walmere.spark.session import require_java
+
+            require_java()
+
+        return check(self.config, require_java)
 
     def status(self) -> dict[str, Any]:
         """Where the source is, and where we are."""
@@ -173,17 +179,19 @@ class Subscription:
         tables: Sequence[str] = (),
         options: Options | None = None,
         *,
+        wait: float = 60.0,
         progress: Callable[[str, int, int], None] | None = None,
         verdict: Callable[[Verdict], None] | None = None,
     ) -> Proof:
         """Compare source and target at one LSN, every row and column of these tables, or of all.
 
         A run that is there goes on meanwhile; if there is none, ours goes up to that LSN. `progress` hears of a table
-        how many of its pieces are compared, and of how many; `verdict` what came of each.
+        how many of its pieces are compared, and of how many; `verdict` what came of each. `wait`: seconds to wait for
+        transactions that are open on the source, and for a run that does not move on; then NotCompared is raised.
         """
         from walmere.running import verify
 
-        return verify(self, tables, options, progress, verdict)
+        return verify(self, tables, options, wait=wait, progress=progress, verdict=verdict)
 
     def lake(self) -> Lake:
         """Its tables, to be read as of one LSN. Raises ConfigError if it has no target."""

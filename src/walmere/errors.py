@@ -20,6 +20,7 @@
     ├── LakeError                 a lake has not what was asked for
     │   ├── PointGone             it is older than what is kept
     │   └── NotApplied            it is newer than what is applied yet                     (transient)
+    ├── NotCompared               there is no point at which source and target can be compared
     ├── NotMirrored               a table is set aside: it has what no target could hold, or cannot be told apart
     ├── InvalidTransition         a table's state machine was used wrongly: a bug of ours
     └── SourceError
@@ -29,6 +30,7 @@
         ├── WrongSystem           another PostgreSQL system answers at this address
         ├── TableLocked           somebody holds a lock on a table that is to be read         (transient)
         ├── PublicationMissing
+        ├── ColumnListsDiffer     of one table, in several publications: it cannot be decoded
         ├── SlotMissing
         ├── SlotInUse             another walsender streams from the slot                  (transient)
         ├── SlotLost              invalidated: the WAL it needed is gone
@@ -150,6 +152,10 @@ class NotMirrored(WalmereError):
     """A table has something that its target could not hold, or that nobody could find again. The others go on."""
 
 
+class NotCompared(WalmereError):
+    """Source and target cannot be compared now. That is not to say that they differ."""
+
+
 class InvalidTransition(WalmereError):
     """A state machine was used wrongly: a bug, not something a user can mend."""
 
@@ -184,6 +190,10 @@ class TableLocked(SourceError):
 
 class PublicationMissing(SourceError):
     """A publication named in the configuration does not exist on the source."""
+
+
+class ColumnListsDiffer(SourceError):
+    """Publications have different column lists for one table, and PostgreSQL does not decode its changes then."""
 
 
 class SlotMissing(SourceError):

@@ -7,12 +7,14 @@ import functools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from walmere.changelog.manifest import NAME
 from walmere.config import Config
-from walmere.errors import ChangeLogInUse, ConfigError, NotMirrored, WalmereError
+from walmere.errors import ChangeLogInUse, ConfigError, NotCompared, NotMirrored, SourceError, WalmereError
 from walmere.lsn import Lsn
 from walmere.sinks.base import Sink
 from walmere.sinks.delta import DeltaSink
@@ -39,6 +41,12 @@ Tell = Callable[[Mapping[str, Any]], None]
 _POLL: Final = 0.05
 _PATIENCE: Final = 10.0
 """Seconds that a run has to find the first tables."""
+_START: Final = 60.0
+"""Seconds that Spark has to start, besides."""
+_POINTS: Final = 3
+"""Points at which a table is tried to be compared: it may be rewritten, truncated or altered meanwhile."""
+_AGAIN: Final = 1.0
+"""Seconds until the next of them."""
 
 
 class Progress:
@@ -119,45 +127,114 @@ def verify(
     subscription: Subscription,
     names: Sequence[str],
     options: Options | None,
+    *,
+    wait: float,
     progress: Callable[[str, int, int], None] | None,
     verdict: Callable[[Verdict], None] | None,
 ) -> Proof:
     """See `Subscription.verify`."""
     config, directory = subscription.config, subscription.directory
     target = sink(config, subscription.file)
-    _settle(subscription)
-    wanted = requests.find(Tables(directory), names, "looking for tables to compare") if names else None
-    catch_up = functools.partial(_run, subscription)
-    with consistent_point(config.source, config.subscription.name, directory, catch_up) as at:
-        started = spark(config)
-        prover = Prover(
-            config.source,
-            at,
-            target,
-            tasks=SparkTasks(started),
-            shuffle=SparkShuffle(started),
-            options=options or Options(),
+    if not (config.changelog / NAME).exists():  # a run would begin the subscription, with a slot at the source
+        raise NotMirrored(
+            "looking for tables to compare",
+            f"there is no subscription in {directory}: it was dropped, or has never run",
+            "`walmere run` begins it",
         )
-        prover.tell = progress or prover.tell
-        prover.told = verdict or prover.told
+    _settle(subscription, wait)
+    found = requests.find(Tables(directory), names, "looking for tables to compare") if names else None
+    wanted = None if found is None else {str(each) for each in found}
+    request = _Request(options or Options(), wait, progress or (lambda *_: None), verdict or (lambda _: None))
+    compare = functools.partial(_compare, subscription, target, request)
+    made = compare(wanted, tries_again=True)
+    proven = {each.name: each for each in made.tables}
+    for attempt in range(2, _POINTS + 1):
+        passing = {each.name for each in proven.values() if each.passing}
+        if not passing:
+            break
+        time.sleep(_AGAIN)
+        try:
+            made = compare(passing, tries_again=attempt < _POINTS)
+        except (NotCompared, SourceError):  # what was found at the points before counts
+            for name in sorted(passing):
+                request.verdict(proven[name])
+            break
+        proven |= {each.name: each for each in made.tables}
+    return Proof(made.lsn, tuple(proven[name] for name in sorted(proven)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """How to compare, and who learns how it gets on."""
+
+    options: Options
+    wait: float
+    progress: Callable[[str, int, int], None]
+    verdict: Callable[[Verdict], None]
+
+
+def _compare(
+    subscription: Subscription,
+    target: Sink,
+    request: _Request,
+    names: Collection[str] | None,
+    *,
+    tries_again: bool,
+) -> Proof:
+    """Compare tables at one point: these, or all."""
+    config, directory = subscription.config, subscription.directory
+    catch_up = functools.partial(_run, subscription, wait=request.wait)
+    with consistent_point(config.source, config.subscription.name, directory, catch_up, request.wait) as at:
+        started = spark(config)
+        tasks, shuffle = SparkTasks(started), SparkShuffle(started)
+        prover = Prover(config.source, at, target, tasks=tasks, shuffle=shuffle, options=request.options)
+        prover.tell, prover.told = request.progress, request.verdict
+        prover.tries_again, prover.others_run = tries_again, subscription.running
         tables = [each for each in Tables(directory) if each.published and each.oid]
-        chosen = [each for each in tables if wanted is None or each.table in wanted]
+        chosen = [each for each in tables if names is None or each.name in names]
         return prover.prove(chosen, gather=config.target is not None and config.target.gather_partitions)
 
 
-def _run(subscription: Subscription, until: Lsn) -> None:
+def _run(subscription: Subscription, until: Lsn, wait: float) -> None:
     """Up to there. That a table cannot be mirrored is no reason not to compare the others."""
+    ended, stuck = threading.Event(), threading.Event()
+    watch = threading.Thread(target=_stop_when_stuck, args=(subscription, wait + _START, ended, stuck), daemon=True)
+    watch.start()
     try:
         subscription.run(until)
     except WalmereError:
         last = Ledger(subscription.directory).last()
         if last is None or last.lsn < until:
             raise
+    finally:
+        ended.set()
+        watch.join()
+    if stuck.is_set():
+        raise NotCompared(
+            "bringing the tables to a point to compare at",
+            f"nothing was copied or applied for {wait:g} s, and {until} is wanted",
+            "see `walmere status`; or give it more time: --wait SECONDS",
+        )
 
 
-def _settle(subscription: Subscription) -> None:
+def _stop_when_stuck(subscription: Subscription, wait: float, ended: threading.Event, stuck: threading.Event) -> None:
+    seen: object = None
+    deadline = time.monotonic() + wait
+    while not ended.wait(_POLL * 10):
+        last = Ledger(subscription.directory).last()
+        with contextlib.suppress(FileNotFoundError):
+            if (now := (Tables.changed(subscription.directory), last and last.lsn)) != seen:
+                seen, deadline = now, time.monotonic() + wait
+        if time.monotonic() > deadline:
+            stuck.set()
+            subscription.stop()
+            return
+
+
+def _settle(subscription: Subscription, wait: float) -> None:
     """Wait until every table is copied; but for those that were refused: the proof will say so."""
     doing, patience = "looking for tables to compare", time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + wait
     while True:
         tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
         waiting = [each for each in tables if not each.follows and each.error is None]
@@ -165,10 +242,10 @@ def _settle(subscription: Subscription) -> None:
             break
         if not subscription.running:
             with contextlib.suppress(ChangeLogInUse):  # somebody was faster
-                _run(subscription, subscription.source_position())
+                _run(subscription, subscription.source_position(), wait)
                 tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
                 break
-        if not tables and time.monotonic() > patience:
+        if (not tables and time.monotonic() > patience) or time.monotonic() > deadline:
             break
         time.sleep(_POLL)
     if not tables:

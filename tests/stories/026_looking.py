@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from conftest import Database
@@ -17,6 +18,7 @@ from receiving import receive_all
 from walmere.subscription.cuts import Cut
 from walmere.subscription.state import copy_again
 from walmere.subscription.status import status
+from walmere.verify import point, proof
 
 
 @pytest.fixture
@@ -119,3 +121,59 @@ def test_status_without_its_source_shows_what_is_known_here_and_exits_with_1(mir
     assert 0 < state["lag_seconds"] < 60
     code, said, _ = here("status", "-c", mirror.file)
     assert (code, "public.quiet" in said, "refused" in said) == (1, True, True)
+
+
+def test_a_table_that_is_rewritten_locked_or_refused_is_not_compared_and_not_called_different(
+    mirror: Mirror, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror.run_once()
+    database = mirror.database
+    # rewritten between the snapshot and the look at it: a newer point helps
+    original = proof.Prover._describe
+    rewrites = ["VACUUM FULL t", "TRUNCATE u", "INSERT INTO u VALUES (7)"]
+    compared: list[set[str]] = []
+
+    def describe(prover: Any, tables: Any, gather: bool) -> Any:
+        while rewrites:
+            database.execute(rewrites.pop(0))
+        compared.append({each.name for each in tables})
+        return original(prover, tables, gather)
+
+    monkeypatch.setattr(proof.Prover, "_describe", describe)
+    code, said, shown = here("verify", "-c", mirror.file, "--json")
+    assert (code, json.loads(said)["equal"]) == (0, True), said + shown
+    assert compared == [{"public.t", "public.u", "public.quiet"}, {"public.t", "public.u"}]
+    assert "not compared" not in shown
+    monkeypatch.setattr(point, "LOCK_TIMEOUT", 0.5)
+    with psycopg.connect(database.dsn) as other:
+
+        def locked(prover: Any, tables: Any, gather: bool) -> Any:
+            other.execute("LOCK TABLE u IN ACCESS EXCLUSIVE MODE")  # after the snapshot, which would wait for it
+            return original(prover, tables, gather)
+
+        monkeypatch.setattr(proof.Prover, "_describe", locked)
+        code, said, shown = here("verify", "-c", mirror.file, "--json", "--wait", "2")
+    report = json.loads(said)
+    assert (code, report["equal"]) == (3, None)
+    assert [(each["name"], each["outcome"]) for each in report["tables"]][2] == ("public.u", "not compared")
+    assert all(each["equal"] is not False for each in report["tables"])
+    assert "lock timeout" in report["tables"][2]["error"]
+    assert "not compared  public.u" in shown
+    mirror.assert_equal("t", "u", "quiet")
+
+
+def test_verify_names_the_transactions_that_are_in_its_way(mirror: Mirror, here: Here) -> None:
+    mirror.run_once()
+    database = mirror.database
+    with psycopg.connect(database.dsn) as other:
+        other.execute("LOCK TABLE u IN ACCESS EXCLUSIVE MODE")
+        code, said, shown = here("verify", "-c", mirror.file, "--table", "t", "--wait", "1")
+        assert (code, said) == (3, "")
+        assert f"pid {other.info.backend_pid} of role postgres" in shown
+        assert "LOCK TABLE u" in shown
+        assert "--wait" in shown
+        assert "Traceback" not in shown
+        temporary = "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = %s"
+        eventually(lambda: database.value(temporary, database.name) == 0)
+    code, _, _ = here("verify", "-c", mirror.file)
+    assert code == 0

@@ -1,7 +1,7 @@
 """The commands. Each reads the configuration, does its work elsewhere, and prints through `output`.
 
 Exit codes: 0 fine; 1 something is wrong, at the source, in the log, or found by `check`; 2 the configuration or the
-arguments are not usable, and nothing was started.
+arguments are not usable, and nothing was started; 3 `verify` could not compare.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import typer
 
 import walmere
 from walmere.api import Subscription
-from walmere.errors import ConfigError, WalmereError
+from walmere.errors import ConfigError, NotCompared, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 
 # What a command needs beyond this is imported when it runs: `receive` is started often and should start fast.
@@ -154,20 +154,30 @@ def verify(
     ] = None,
     show_values: Annotated[bool, typer.Option(help="Show what both sides have, not only where they differ.")] = False,
     examples: Annotated[int, typer.Option(min=0, help="Rows that differ to name, of each table.")] = 20,
+    wait: Annotated[
+        float,
+        typer.Option(min=0.1, metavar="SECONDS", help="For open transactions, and for a run that does not move on."),
+    ] = 60,
     json: AsJson = False,
 ) -> None:
-    """Compare source and target, every row and column, at one LSN. Exits with 0 if they are equal, 1 if not."""
+    """Compare source and target, every row and column, at one LSN.
+
+    Exits with 0 if they are equal, 1 if not, and 3 if nothing differs but something could not be compared.
+    """
     from walmere.cli import comparing
     from walmere.verify.proof import Options
 
     subscription = Subscription(config)
     options = Options(sample=sample, show_values=show_values, examples=examples)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, at any point
-    with comparing.comparing() as shown:
-        proof = subscription.verify(table or (), options, progress=shown.progress, verdict=shown.verdict)
+    try:
+        with comparing.comparing() as shown:
+            proof = subscription.verify(table or (), options, wait=wait, progress=shown.progress, verdict=shown.verdict)
+    except NotCompared as error:
+        _fail(error, 3)
     comparing.proof(proof, as_json=json)
-    if not proof.equal:
-        raise typer.Exit(1)
+    if proof.equal is not True:
+        raise typer.Exit(1 if proof.equal is False else 3)
 
 
 @contextlib.contextmanager

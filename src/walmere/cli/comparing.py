@@ -17,7 +17,11 @@ from rich.table import Table
 from walmere.verify.proof import Proof, Verdict
 from walmere.verify.rows import Difference
 
-_MARKS: Final = {True: "[green]equal[/green]", False: "[red]different[/red]"}
+_MARKS: Final = {
+    True: "[green]equal[/green]",
+    False: "[red]different[/red]",
+    None: "[yellow]not compared[/yellow]",
+}
 
 
 class Shown:
@@ -42,8 +46,8 @@ class Shown:
         with self._lock:
             if verdict.name in self._tasks:
                 self.bars.remove_task(self._tasks.pop(verdict.name))
-            rows = f"{verdict.source_rows:,} rows" if verdict.error is None else "not compared"
-            line = f"{_MARKS[verdict.equal]}  {escape(verdict.name)}  {rows}, {verdict.seconds:.1f} s"
+            rows = f"{verdict.source_rows:,} rows, " if verdict.error is None else ""
+            line = f"{_MARKS[verdict.equal]}  {escape(verdict.name)}  {rows}{verdict.seconds:.1f} s"
             self._console.print(line, soft_wrap=True)
 
 

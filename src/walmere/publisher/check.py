@@ -32,6 +32,7 @@ from psycopg.sql import Identifier
 
 from walmere.config import PREFIX, Source
 from walmere.errors import AccessRefused, NotConfigured, SlotLost, SlotUnsuitable, SourceError
+from walmere.publisher import column_lists as lists
 from walmere.publisher import slot as slots
 from walmere.publisher.capabilities import NEWEST_TESTED, OLDEST
 from walmere.publisher.catalog import attnames
@@ -70,7 +71,15 @@ Said: TypeAlias = tuple[Level, str, str]
 Check: TypeAlias = Generator[Said, None, str]
 
 
-def check(source: Source) -> list[Finding]:
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """What the caller knows of the subscription that the source is checked for."""
+
+    has_log: bool = False  # it has received something already
+    receiver: str | None = None  # the application_name of its own receiver, if that is running
+
+
+def check(source: Source, subscriber: Subscriber = Subscriber()) -> list[Finding]:  # noqa: B008
     """Look at the source and say what was found. Raises ConfigError for a connection string that is none."""
     try:
         connection = connect(source, "walmere_check")
@@ -78,17 +87,18 @@ def check(source: Source) -> list[Finding]:
         fix = f"pg_isready -d {shlex.quote(shown(source))}" if error.transient else error.hint
         return [Finding("connection", Level.PROBLEM, error.wrong, fix)]
     with closing(connection):
-        return list(_run(connection, source))
+        return list(_run(connection, source, subscriber))
 
 
-def _run(connection: Connection, source: Source) -> Iterator[Finding]:
+def _run(connection: Connection, source: Source, subscriber: Subscriber) -> Iterator[Finding]:
     yield Finding("connection", Level.OK, f"connected to {describe(source)} as role {_role(connection)}")
     connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
     for one in _CHECKS:
         name = one.__name__
         try:
             with speaking(source, name):
-                said = list(_told(one(connection, source)))
+                asked = slot(connection, source, subscriber) if one is slot else one(connection, source)
+                said = list(_told(asked))
         except SourceError as error:
             if connection.closed:
                 yield Finding("connection", Level.PROBLEM, error.wrong, "walmere check -c walmere.toml  # again")
@@ -319,9 +329,22 @@ def foreign_tables(connection: Connection, source: Source) -> Check:
     return "no foreign table is left out"
 
 
-def slot(connection: Connection, source: Source) -> Check:
-    """One that exists must be ours to use."""
+def column_lists(connection: Connection, source: Source) -> Check:
+    """PostgreSQL does not decode a table's changes if its lists differ."""
+    for found in lists.conflicts(connection, source.publications):
+        yield _problem(f"{found}: its changes cannot be decoded", found.fix)
+    return "no table has different column lists"
+
+
+def slot(connection: Connection, source: Source, subscriber: Subscriber = Subscriber()) -> Check:  # noqa: B008
+    """One that exists must be ours to use; one that we have used must exist."""
     found = slots.read(connection, source.slot)
+    if found is None and subscriber.has_log:
+        yield _problem(
+            f"replication slot {source.slot} does not exist any more, and the change log ends where it was:"
+            " later changes are lost",
+            "walmere drop -c walmere.toml  # then begin anew: all tables are copied again",
+        )
     if found is None:
         return f"replication slot {source.slot} does not exist yet; it will be created"
     name = f"replication slot {found.name}"
@@ -332,13 +355,16 @@ def slot(connection: Connection, source: Source) -> Check:
         return ""
     except SlotLost:
         return ""  # wal_status tells
+    own = False
     if found.active:
         who = _value(connection, "SELECT application_name FROM pg_stat_activity WHERE pid = %s", found.active_pid)
-        yield (
-            Level.WARNING if str(who).startswith("walmere") else Level.PROBLEM,
-            f"{name} is in use by process {found.active_pid} (application_name {who or 'is empty'})",
-            f"SELECT pg_terminate_backend({found.active_pid});",
-        )
+        own = who is not None and who == subscriber.receiver
+        if not own:
+            yield (
+                Level.WARNING if str(who).startswith("walmere") else Level.PROBLEM,
+                f"{name} is in use by process {found.active_pid} (application_name {who or 'is empty'})",
+                f"SELECT pg_terminate_backend({found.active_pid});",
+            )
     if source.two_phase and not found.two_phase:
         yield _warning(
             f"{name} has two_phase off, unlike the configuration; the server turns it on when the receiver starts",
@@ -355,7 +381,7 @@ def slot(connection: Connection, source: Source) -> Check:
             f"{name} has failover {'on' if found.failover else 'off'}, unlike the configuration",
             f"psql {shlex.quote(shown(source, replication='database'))} -c {shlex.quote(command)}",
         )
-    return f"{name} exists and is free"
+    return f"{name} is used by this subscription's receiver" if own else f"{name} exists and is free"
 
 
 def wal_status(connection: Connection, source: Source) -> Check:
@@ -454,7 +480,7 @@ def old_transactions(connection: Connection, _source: Source) -> Check:
 
 
 # wal_senders stands before role, whose own walsender may take a moment to go
-_CHECKS: Final[tuple[Callable[[Connection, Source], Check], ...]] = (
+_CHECKS: Final[tuple[Callable[..., Check], ...]] = (
     server_version,
     options,
     standby,
@@ -463,6 +489,7 @@ _CHECKS: Final[tuple[Callable[[Connection, Source], Check], ...]] = (
     wal_senders,
     role,
     publication,
+    column_lists,
     select,
     row_security,
     replica_identity,

@@ -26,6 +26,7 @@ from psycopg.sql import Literal as SqlLiteral
 from walmere.config import Source
 from walmere.errors import (
     AccessRefused,
+    ColumnListsDiffer,
     ConfigError,
     NotConfigured,
     PublicationMissing,
@@ -266,6 +267,8 @@ def translate(error: psycopg.Error, doing: str, scrub: Scrub = lambda text: text
         if "output plugin" in (error.diag.context or ""):
             return PublicationMissing(doing, text, UNDECODABLE)
         return PublicationMissing(doing, text, "CREATE PUBLICATION … on the source, or correct source.publications")
+    if "different column lists" in text:
+        return ColumnListsDiffer(doing, text, STUCK)
     if isinstance(error, pg.ConfigurationLimitExceeded):
         return NotConfigured(
             doing, text, "raise max_replication_slots or max_wal_senders on the source, and restart it"
@@ -287,6 +290,11 @@ LOST: Final = (
 UNDECODABLE: Final = (
     "PostgreSQL before 18 never decodes what was changed while a publication was missing, even if it is there again: "
     "see that it is, then `walmere drop`, and begin anew"
+)
+STUCK: Final = (
+    "two publications had different column lists for this table when it was changed, and PostgreSQL never decodes that "
+    "change, even if the lists are equal now. Make them equal (`walmere check` has the statements), then "
+    "`walmere drop` and `walmere run`: all tables are copied again, and can be read meanwhile"
 )
 MISSING: Final = "somebody dropped the slot, so changes may be lost: `walmere drop`, then begin anew"
 

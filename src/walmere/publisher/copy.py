@@ -23,7 +23,7 @@ from psycopg.sql import Literal as SqlLiteral
 from walmere.config import Source
 from walmere.errors import SourceError, SourceUnavailable
 from walmere.publisher.connect import conninfo_of, describe, settings, speaking
-from walmere.publisher.snapshot import Snapshot
+from walmere.publisher.snapshot import Snapshot, lock_timeout
 from walmere.publisher.table import Part
 
 CHUNK: Final = 4 << 20
@@ -46,6 +46,8 @@ def copy_out(
         try:
             with speaking(source, "importing the copy's snapshot"):
                 _execute(connection, begin.format(SqlLiteral(snapshot.name)))
+                if snapshot.lock_timeout:
+                    _execute(connection, lock_timeout(snapshot))
         except SourceError as error:  # the connection that has it was cut: the copy is begun anew
             raise SourceUnavailable(error.doing, error.wrong) from None
         copying = _Copying(connection, command)

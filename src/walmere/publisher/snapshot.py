@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Composed, Identifier
 from psycopg.sql import Literal as SqlLiteral
 
 from walmere.config import Source
@@ -27,6 +27,7 @@ class Snapshot:
 
     name: str
     lsn: Lsn
+    lock_timeout: float = 0.0  # seconds that who imports it waits for a locked table; 0: for ever
 
 
 def slot_name(subscription: str, relation: int, system_identifier: str) -> str:
@@ -57,6 +58,11 @@ def exported(source: Source, slot: str, opened: Callable[[Connection], None] = l
         connection.close()
 
 
+def lock_timeout(snapshot: Snapshot) -> Composed:
+    """The statement that bounds how long a transaction with this snapshot waits for a lock."""
+    return SQL("SET LOCAL lock_timeout = {}").format(SqlLiteral(round(snapshot.lock_timeout * 1000)))
+
+
 @contextmanager
 def imported(source: Source, application_name: str, snapshot: Snapshot) -> Iterator[Connection]:
     """A connection inside a read-only transaction that sees the snapshot."""
@@ -65,6 +71,8 @@ def imported(source: Source, application_name: str, snapshot: Snapshot) -> Itera
         with speaking(source, "importing the copy's snapshot"):
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
             connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(SqlLiteral(snapshot.name)))
+            if snapshot.lock_timeout:
+                connection.execute(lock_timeout(snapshot))
         yield connection
     finally:
         connection.close()

@@ -37,6 +37,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from walmere.changelog.manifest import NAME as MANIFEST
 from walmere.changelog.manifest import Manifest
 from walmere.changelog.writer import Lock
 from walmere.errors import (
@@ -104,8 +105,8 @@ def plan_once(given: Mapping[str, str], schema: StructType) -> list[ReadJob]:
     """What a query reads that is not a stream: all there is, or what lies between two LSNs."""
     options = parse(given)
     log = _Log(options)
+    log.require_log_of_slot()
     if (feed := log.feed()) is not None:
-        feed.prepare()
         feed.receive_now()
     planner = log.planner()
     start = log.starting(planner)
@@ -129,6 +130,7 @@ class StreamQuery:
             raise ConfigError(
                 "reading a stream with format pgoutput", "option endingLsn is for batch reads", "leave it away"
             )
+        self._log.require_fitting(schema)
         self._feed = self._log.feed()
         self._origin = self._log.take_origin()
         if self._feed is not None:
@@ -233,6 +235,21 @@ class _Log:
     @property
     def _origin(self) -> str:
         return f"query-{self.options.origin}"
+
+    def require_log_of_slot(self) -> None:
+        """Refuse a batch read through a slot that is not there yet: it would make one, and have nothing to read."""
+        if self.options.slot and not (self.changelog / MANIFEST).exists():
+            raise ConfigError(
+                "reading with format pgoutput",
+                f"there is no change log in {self.directory}: nothing was received through slot {self.options.slot}",
+                "a stream (readStream) with the same dsn, publications, slot and directory makes both;"
+                ' or read the log of a subscription: option("directory", "…") alone',
+            )
+
+    def require_fitting(self, schema: StructType) -> None:
+        """Refuse a new query whose columns are not those of its table, before a slot is made for it."""
+        if not (self.changelog / MANIFEST).exists():
+            self.format(schema)
 
     def feed(self) -> Feed | None:
         """A receiver of the query's own, if it has one."""

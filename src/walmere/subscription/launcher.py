@@ -369,11 +369,14 @@ class Launcher:
         because a new slot waits for every transaction that is running, and we may be told to end meanwhile.
         """
         done: Future[None] = Future()
+        cancel: list[Callable[[], None]] = []
 
         def prepare() -> None:
             try:
-                self._claim()  # first: what is refused leaves no slot
-                receiver.prepare(self._config)
+                # first: what is refused leaves no slot
+                self._sync.require_no_table(self._messages())
+                self._claim()
+                receiver.prepare(self._config, cancel.append)
                 done.set_result(None)
             except BaseException as error:
                 done.set_exception(error)
@@ -381,6 +384,9 @@ class Launcher:
         threading.Thread(target=prepare, daemon=True).start()
         while not done.done() and not self._stopping.is_set():
             time.sleep(_POLL / 10)
+        if not done.done():
+            for each in cancel:
+                each()
         if done.done():
             with contextlib.suppress(SourceUnavailable, ChangeLogInUse, SlotInUse):
                 done.result()

@@ -23,6 +23,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,12 @@ from typing import Final
 from walmere.changelog import retention
 from walmere.changelog.assembly import Assembly
 from walmere.changelog.manifest import Header
+from walmere.changelog.search import ManifestSearch
 from walmere.changelog.writer import Lock, Writer, create, header_of
 from walmere.config import Config
 from walmere.errors import ChangeLogError, ChangeLogMismatch, SlotMissing, SourceError, WalmereError, WrongSystem
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.publisher import catalog, slot
+from walmere.publisher import catalog, column_lists, slot
 from walmere.publisher.connect import MISSING, Connection, connect, speaking
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import Stream, System, identify_system
@@ -200,14 +202,30 @@ class Receiver:
         temporary.rename(path)
 
 
-def prepare(config: Config) -> None:
-    """Make the slot and an empty log, if they are new: from then on a copy may begin, whoever receives, and when."""
+def prepare(config: Config, opened: Callable[[Callable[[], None]], None] = lambda _: None) -> None:
+    """Make the slot and an empty log, if they are new: from then on a copy may begin, whoever receives, and when.
+
+    `opened` gets a function that cancels it: a new slot waits for every transaction that is open on the source, and a
+    server that is not told that nobody wants it any more makes it all the same, later.
+    """
     lock = Lock(config.changelog)
     try:
         with closing(_Session(config)) as session:
+            opened(session.interrupt)
             session.prepare(config.changelog)
     finally:
         lock.release()
+
+
+def require_fit(config: Config) -> None:
+    """Raise what would keep a receiver from going on with the log that is there. Makes nothing."""
+    if header_of(config.changelog) is None:
+        return
+    with closing(_Session(config)) as session:
+        confirmed = session.prepare(config.changelog)
+        with ManifestSearch(config.changelog) as log:  # after the slot: a receiver may be running
+            durable = log.end_lsn
+        session.fits(durable, confirmed)
 
 
 class _Log:
@@ -243,6 +261,7 @@ class _Session:
             if header is not None:
                 _same_system(header, system, self._config)
             catalog.require_publications(self._sql, source.publications)
+            column_lists.require_equal(self._sql, source.publications)
             found = slot.read(self._sql, source.slot)
         if found is None:
             if header is not None:
@@ -252,9 +271,14 @@ class _Session:
             slot.require_usable(found, system.database)
             confirmed = found.confirmed_lsn or INVALID_LSN
         if header is None:
-            with speaking(source, "preparing to receive"):
-                oid = database_oid(self._sql)
-            create(directory, Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid))
+            try:
+                with speaking(source, "preparing to receive"):
+                    oid = database_oid(self._sql)
+                create(directory, Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid))
+            except BaseException:
+                if found is None:  # nobody would ever use it
+                    slot.drop(self._replication, source)
+                raise
         return confirmed
 
     def fits(self, durable: Lsn, confirmed: Lsn) -> None:

@@ -182,6 +182,23 @@ class TableSync:
                 connection.cancel_safe(timeout=_PATIENCE)
         self._tasks.cancel()
 
+    def require_no_table(self, name: TableName | None) -> None:
+        """Refuse the name of a published table for the table of logical messages, before anything is made."""
+        if name is None:
+            return
+        with (
+            closing(connect(self._source, "walmere launcher")) as connection,
+            speaking(self._source, "reading catalogs"),
+        ):
+            catalog.set_timeouts(connection)
+            published = catalog.published_tables(connection, self._source.publications, self._gather)
+        if name in {(its.schema, its.name) for its in published}:
+            raise ConfigError(
+                "making a table of logical messages",
+                f"target.messages is {name}, a table of the source",
+                "choose another name",
+            )
+
     def follow_messages(self, name: TableName | None, start_lsn: Lsn) -> None:
         """Have a table of logical messages, from here on if it is new; or have it no longer."""
         known = self._tables.get(0)

@@ -10,13 +10,15 @@ not: an ordinary session takes the snapshot over and exports it again. So the so
 pays is what any long query costs: rows that are deleted or updated meanwhile cannot be vacuumed away.
 
 A snapshot waits for the transactions that are open on the source. If they take longer than a hold lasts, tables go on
-without waiting, and may be past the LSN when it is known; then it is tried again, with a longer hold.
+without waiting, and may be past the LSN when it is known; then it is tried again, with a longer hold. Every wait ends:
+after `wait` seconds it is given up, and the transactions that are in the way are named.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -27,10 +29,10 @@ from typing import Final
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.changelog.writer import Lock
 from walmere.config import Source
-from walmere.errors import ChangeLogInUse, SourceError, SourceUnavailable
+from walmere.errors import ChangeLogInUse, NotCompared, SourceError, WalmereError
 from walmere.lsn import Lsn
-from walmere.publisher import catalog, snapshot
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher import catalog, snapshot, transactions
+from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.snapshot import Snapshot
 from walmere.subscription.cuts import Cut
 from walmere.subscription.ledger import Entry, Ledger
@@ -40,6 +42,9 @@ HOLD: Final = 10.0
 _ATTEMPTS: Final = 4
 _POLL: Final = 0.05
 APPLICATION: Final = "walmere verify"
+LOCK_TIMEOUT: Final = 10.0
+"""Seconds to wait for a table that somebody has locked, at the most; then it is not compared."""
+_DOING: Final = "looking for a point to compare at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +61,23 @@ class Point:
 
 @contextmanager
 def consistent_point(
-    source: Source, subscription: str, directory: Path, catch_up: Callable[[Lsn], None]
+    source: Source, subscription: str, directory: Path, catch_up: Callable[[Lsn], None], wait: float
 ) -> Iterator[Point]:
-    """A point that lasts as long as the context is open. `catch_up` runs the subscription up to an LSN."""
+    """A point that lasts as long as the context is open. `catch_up` runs the subscription up to an LSN.
+
+    Raises NotCompared if there is none within `wait` seconds in which nothing moves on.
+    """
     for attempt in range(_ATTEMPTS):
         # never the same name: the server lets go of a temporary slot in its own time
         slot = snapshot.slot_name(subscription, os.getpid(), f"verify_{secrets.token_hex(4)}")
-        with closing(Cut(directory, HOLD * 2**attempt)) as cut, _snapshot(source, slot) as made:
+        with closing(Cut(directory, HOLD * 2**attempt)) as cut, _snapshot(source, slot, wait) as made:
             cut.at(made.lsn)
-            entry = _reach(source, directory, made.lsn, catch_up)
+            entry = _reach(source, directory, made.lsn, catch_up, wait)
             if entry is not None:
                 yield Point(made, entry)
                 return
-    raise SourceUnavailable(
-        "looking for a point to compare at",
+    raise NotCompared(
+        _DOING,
         f"{_ATTEMPTS} times the tables were past the snapshot before it was there: transactions on the source take"
         " long, or a table is being copied",
         "try again when they are over (SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start)",
@@ -77,25 +85,75 @@ def consistent_point(
 
 
 @contextmanager
-def _snapshot(source: Source, slot: str) -> Iterator[Snapshot]:
+def _snapshot(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
     with ExitStack() as stack:
-        with snapshot.exported(source, slot) as made:
+        with _exported(source, slot, wait) as made:
             session = stack.enter_context(snapshot.imported(source, APPLICATION, made))
             with speaking(source, "exporting a snapshot"):
                 row = session.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
             assert row is not None
-        yield Snapshot(row[0], made.lsn)
+        yield Snapshot(row[0], made.lsn, min(wait, LOCK_TIMEOUT))
 
 
-def _reach(source: Source, directory: Path, lsn: Lsn, catch_up: Callable[[Lsn], None]) -> Entry | None:
+@contextmanager
+def _exported(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
+    """The snapshot of a temporary slot. Raises NotCompared if making it takes too long."""
+    late = threading.Event()
+    blocking: list[str] = []
+    timers: list[threading.Timer] = []
+
+    def give_up(connection: Connection) -> None:
+        with suppress(WalmereError):
+            blocking.extend(transactions.writing(source, APPLICATION))
+        late.set()
+        # a server that is not told goes on waiting after we have gone
+        with suppress(WalmereError), speaking(source, "cancelling"):
+            connection.cancel_safe(timeout=5.0)
+
+    def opened(connection: Connection) -> None:
+        timers.append(threading.Timer(wait, give_up, [connection]))
+        timers[0].daemon = True
+        timers[0].start()
+
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(snapshot.exported(source, slot, opened))
+        except SourceError:
+            if late.is_set():
+                raise NotCompared(
+                    _DOING,
+                    f"a snapshot waits for transactions that are open on the source, for {wait:g} s already: "
+                    + ("; ".join(blocking) or "which ones is hidden from this role"),
+                    "end them (SELECT pg_terminate_backend(pid), or ROLLBACK PREPARED / COMMIT PREPARED), or give"
+                    " them more time: --wait SECONDS",
+                ) from None
+            raise
+        finally:
+            for each in timers:
+                each.cancel()
+        yield made
+
+
+def _reach(source: Source, directory: Path, lsn: Lsn, catch_up: Callable[[Lsn], None], wait: float) -> Entry | None:
     """Wait until the tables are there; None if they are past it."""
     run = directory / "run"
     told = False
+    reached: Lsn | None = None
+    deadline = time.monotonic() + wait
     while True:
         ledger = Ledger(directory)
         last = ledger.last()
         if last is not None and last.lsn >= lsn:
             return ledger.at(lsn)
+        if last is not None and last.lsn != reached:
+            reached, deadline = last.lsn, time.monotonic() + wait
+        elif time.monotonic() > deadline:
+            raise NotCompared(
+                _DOING,
+                f"the running process has not applied anything for {wait:g} s: it is at {reached or 'no LSN yet'},"
+                f" and {lsn} is wanted",
+                "see `walmere status`; or give it more time: --wait SECONDS",
+            )
         if Lock.holder(run) is None:
             with suppress(ChangeLogInUse):  # somebody was faster
                 catch_up(lsn)

@@ -3,8 +3,8 @@
 What the tables are at the source (columns, row filter, where their rows lie) is asked first, in the snapshot. Some of
 the catalogs speak of now even there, so one that has been altered since its target was made like it is not compared.
 Then tables are compared side by side, and each by many tasks: fingerprints of all pieces of both sides, and the rows of
-those buckets that do not agree. A table that cannot be compared at this point, because it is being copied, was refused
-or was altered, is not equal, and the verdict says why.
+those buckets that do not agree. A table that cannot be compared at this point, because it is being copied, was refused,
+rewritten, altered or is locked, is neither equal nor different, and the verdict says why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from walmere.config import Source
-from walmere.errors import NotMirrored, SinkMismatch, WalmereError
+from walmere.errors import NotCompared, NotMirrored, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.publisher import snapshot, table
 from walmere.publisher.connect import speaking
@@ -77,12 +77,27 @@ class Verdict:
     seconds: float = 0.0
     sample: float | None = None  # percent of the rows that were compared; None: all
     examples: tuple[Difference, ...] = ()
-    error: str | None = None  # why it could not be compared
+    error: str | None = None  # why it could not be compared; or, if it was, why rows were not: the columns differ
+    compared: bool = True
+    passing: bool = False  # what was in the way may not be, at a newer point
 
     @property
-    def equal(self) -> bool:
-        """Whether both sides hold the same rows."""
+    def equal(self) -> bool | None:
+        """Whether both sides hold the same rows; None: they could not be compared."""
+        if not self.compared:
+            return None
         return not (self.missing or self.extra or self.different or self.unrecorded_rejects or self.error)
+
+    @property
+    def outcome(self) -> str:
+        """In words."""
+        return {True: "equal", False: "different", None: "not compared"}[self.equal]
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        counts = asdict(self)
+        del counts["compared"], counts["passing"]
+        return {"equal": self.equal, "outcome": self.outcome, **counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +108,14 @@ class Proof:
     tables: tuple[Verdict, ...]
 
     @property
-    def equal(self) -> bool:
-        """Whether every table is equal."""
-        return all(verdict.equal for verdict in self.tables)
+    def equal(self) -> bool | None:
+        """Whether every table is equal; None: none differs, but some could not be compared."""
+        outcomes = {verdict.equal for verdict in self.tables}
+        return False if False in outcomes else None if None in outcomes else True
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
-        tables = [{"name": each.name, "equal": each.equal, **asdict(each)} for each in self.tables]
-        return {"lsn": str(self.lsn), "equal": self.equal, "tables": tables}
+        return {"lsn": str(self.lsn), "equal": self.equal, "tables": [each.to_json() for each in self.tables]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +146,8 @@ class Prover:
         self._options = options
         self.tell: Tell = lambda *_: None
         self.told: Callable[[Verdict], None] = lambda _: None
+        self.others_run = False  # a running process may be about to bring what was altered
+        self.tries_again = False  # those whose trouble may pass are compared again, at a newer point, and told then
 
     def prove(self, tables: Sequence[TableState], gather: bool) -> Proof:
         """Compare these tables."""
@@ -151,7 +168,8 @@ class Prover:
         with snapshot.imported(source, APPLICATION, made) as connection:
             for known in tables:
                 try:
-                    with speaking(source, f"looking at {known.name}"):
+                    # in a savepoint: an error, as by a lock, must not end the transaction that the others are read in
+                    with speaking(source, f"looking at {known.name}"), connection.transaction():
                         described, types = look(connection, source, known.oid, gather)
                     _require_same(known, described)
                     whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
@@ -166,12 +184,15 @@ class Prover:
             if isinstance(work, WalmereError):
                 raise work
             found = self._compare(known, work)
+        except SinkMismatch as error:
+            found = Verdict(known.name, error=str(error), passing=self.others_run)
         except WalmereError as error:
-            found = Verdict(known.name, error=str(error))
+            found = Verdict(known.name, error=str(error), compared=False, passing=known.error is None)
         except Exception as error:  # of one table, so it must not end the others
-            found = Verdict(known.name, error=f"comparing {known.name}: {error!r}")
+            found = Verdict(known.name, error=f"comparing {known.name}: {error!r}", compared=False)
         found = replace(found, seconds=round(time.monotonic() - began, 3))
-        self.told(found)
+        if not (found.passing and self.tries_again):
+            self.told(found)
         return found
 
     def _compare(self, known: TableState, work: CopyTask) -> Verdict:
@@ -214,7 +235,7 @@ class Prover:
         )
         rows = row_by_row.gather(compared, schema.names, described.key, most)
         if not (rows.missing or rows.extra or rows.different):
-            raise SinkMismatch(f"comparing {known.name}", "fingerprints differ, and rows do not", "verify again")
+            raise NotCompared(f"comparing {known.name}", "fingerprints differ, and rows do not", "verify again")
         return replace(found, missing=rows.missing, extra=rows.extra, different=rows.different, examples=rows.examples)
 
     def _pieces(

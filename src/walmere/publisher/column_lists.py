@@ -1,0 +1,99 @@
+"""Column lists of one table in several publications: PostgreSQL cannot decode its changes unless all lists are equal.
+
+It finds out when the first change is decoded, and the slot cannot get past that change any more: decoding sees the
+catalogs as they were then. So the lists are compared before. The catalogs are read without a lock on the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg.sql import SQL, Composed, Identifier
+
+from walmere.errors import ColumnListsDiffer
+from walmere.publisher.connect import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What one publication publishes of a table."""
+
+    publication: str
+    columns: tuple[str, ...]
+    explicit: bool  # it names the table; otherwise it is for all tables, or for the schema
+    row_filter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A table with different column lists, and the statements that give all publications the first one's list."""
+
+    table: str
+    listed: tuple[Listed, ...]
+    fix: str
+
+    def __str__(self) -> str:
+        lists = "; ".join(f"{each.publication}: {', '.join(each.columns)}" for each in self.listed)
+        return f"table {self.table} has different column lists in its publications ({lists})"
+
+
+def conflicts(connection: Connection, publications: Sequence[str]) -> list[Conflict]:
+    """The tables whose lists differ."""
+    version = connection.info.server_version
+    if version < 150_000:  # it has no column lists
+        return []
+    generated = "p.pubgencols = 's'" if version >= 180_000 else "false"
+    rows = connection.execute(
+        f"""
+        WITH ours AS (SELECT p.oid, p.pubname, p.puballtables, {generated} AS generated
+                      FROM pg_catalog.pg_publication p WHERE p.pubname = ANY(%s)),
+             listed AS (SELECT DISTINCT r.prrelid AS oid FROM pg_catalog.pg_publication_rel r
+                        JOIN ours ON r.prpubid = ours.oid WHERE r.prattrs IS NOT NULL)
+        SELECT n.nspname, c.relname, ours.pubname, r.oid IS NOT NULL, r.prattrs IS NOT NULL,
+               ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+                     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                       AND CASE WHEN r.prattrs IS NULL
+                                THEN a.attgenerated = '' OR (ours.generated AND a.attgenerated = 's')
+                                ELSE a.attnum = ANY(r.prattrs) END
+                     ORDER BY a.attnum),
+               pg_catalog.pg_get_expr(r.prqual, r.prrelid)
+        FROM listed JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        CROSS JOIN ours LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = ours.oid AND r.prrelid = c.oid
+        WHERE r.oid IS NOT NULL OR ours.puballtables
+           OR EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
+                      WHERE s.pnpubid = ours.oid AND s.pnnspid = c.relnamespace)
+        ORDER BY 1, 2, 4, 3""",  # noqa: S608
+        [list(publications)],
+    )
+    tables: dict[tuple[str, str], list[tuple[Listed, bool]]] = {}
+    for schema, name, publication, explicit, has_list, columns, row_filter in rows:
+        listed = Listed(publication, tuple(columns), explicit, row_filter)
+        tables.setdefault((schema, name), []).append((listed, has_list))
+    return [
+        Conflict(f"{schema}.{name}", tuple(each for each, _ in found), _fix(connection, schema, name, found))
+        for (schema, name), found in tables.items()
+        if len({frozenset(each.columns) for each, _ in found}) > 1
+    ]
+
+
+def require_equal(connection: Connection, publications: Sequence[str]) -> None:
+    """Raise ColumnListsDiffer if the lists of a table differ."""
+    for found in conflicts(connection, publications):
+        raise ColumnListsDiffer("looking at the publications", str(found), found.fix)
+
+
+def _fix(connection: Connection, schema: str, name: str, found: Sequence[tuple[Listed, bool]]) -> str:
+    (first, has_list), *_ = found  # one that is for all tables, if there is one: it cannot have a list
+    table = Identifier(schema, name)
+    statements: list[Composed] = []
+    for each, _ in found:
+        if each.explicit and {*each.columns} != {*first.columns}:
+            columns = SQL(" ({})").format(SQL(", ").join(map(Identifier, first.columns))) if has_list else SQL("")
+            row_filter = SQL(" WHERE ({})").format(SQL(each.row_filter)) if each.row_filter else SQL("")
+            statements.append(
+                SQL("ALTER PUBLICATION {0} DROP TABLE {1}; ALTER PUBLICATION {0} ADD TABLE {1}{2}{3};").format(
+                    Identifier(each.publication), table, columns, row_filter
+                )
+            )
+    return SQL("BEGIN; {} COMMIT;").format(SQL(" ").join(statements)).as_string(connection)
