@@ -1,4 +1,4 @@
-"""Story 27: what the stream does not say about a table is found in the catalogs, while it runs."""
+"""Story 28: what the stream does not say about a table is found in the catalogs, while it runs."""
 
 from __future__ import annotations
 
