@@ -87,7 +87,7 @@ def test_a_connection_that_breaks_ends_the_preflight(shop: Database, monkeypatch
 def test_a_check_that_may_not_look_says_so_and_the_others_go_on(shop: Database, role: str) -> None:
     shop.execute(
         f'GRANT SELECT ON item TO "{role}"',
-        "REVOKE SELECT ON pg_publication_tables FROM PUBLIC",
+        "REVOKE SELECT ON pg_publication_rel FROM PUBLIC",
         "REVOKE EXECUTE ON FUNCTION pg_is_in_recovery() FROM PUBLIC",
     )
     source = source_of(shop, user=role)
@@ -96,7 +96,7 @@ def test_a_check_that_may_not_look_says_so_and_the_others_go_on(shop: Database, 
     assert "select" in {f.name for f in blind}
     assert {f.level for f in blind} == {Level.WARNING}
     assert {f.fix for f in blind} == {
-        f'GRANT SELECT ON pg_catalog.pg_publication_tables TO "{role}";',
+        f'GRANT SELECT ON pg_catalog.pg_publication_rel TO "{role}";',
         f'GRANT EXECUTE ON FUNCTION pg_catalog.pg_is_in_recovery TO "{role}";',
     }
     for fix in {f.fix for f in blind}:
@@ -104,12 +104,17 @@ def test_a_check_that_may_not_look_says_so_and_the_others_go_on(shop: Database, 
     assert not [f for f in check(source) if f.what.startswith("cannot be checked")]
 
 
-def test_a_lock_on_a_table_does_not_hold_the_preflight_up(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_on_a_table_does_not_hold_the_preflight_up_and_is_named(
+    shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preflight, "LOCK_TIMEOUT", "50ms")
     with psycopg.connect(shop.dsn) as other:
         other.execute("LOCK TABLE item IN ACCESS EXCLUSIVE MODE")
-        [(level, what, _)] = trouble(source_of(shop), "replica_identity")
-    assert (level, "lock timeout" in what) == ("warning", True)
+        found = check(source_of(shop))
+    assert not [each for each in found if each.what.startswith("cannot be checked")], "nothing waits for the lock"
+    [(level, what)] = [(each.level, each.what) for each in found if each.name == "locks"]
+    assert level == Level.WARNING
+    assert what.startswith('"public"."item" is locked: process ')
 
 
 def test_a_version_too_old_is_a_problem_and_one_too_new_a_warning(

@@ -75,6 +75,13 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
         for row in state["tables"]:
             if row["error"] is not None:
                 console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
+            if row["next_copy"] is not None:
+                console.print(
+                    f"  {escape(row['name'])}: copying it did not help; the next copy is at {row['next_copy']}, when"
+                    f" the table is altered, or by `walmere resync {escape(row['name'])}`"
+                )
+            if row["locked"] is not None:
+                console.print(f"  {escape(row['name'])}: it is locked at the source: {escape(row['locked'])}")
 
 
 def _lag(of: Mapping[str, Any]) -> str:

@@ -156,21 +156,6 @@ def published_tables(
     ]
 
 
-def attnames(connection: Connection) -> str:
-    """The columns that are published, as SQL: of a row t of pg_publication_tables, whose table is c of pg_class.
-
-    PostgreSQL 14 does not say; it has no column lists. 15 names generated columns among them, but never sends them.
-    """
-    major = connection.info.server_version // 10_000
-    listed = {14: "true", 15: "attname = ANY(t.attnames)"}.get(major)
-    if listed is None:
-        return "t.attnames"
-    return (
-        "(SELECT array_agg(attname ORDER BY attnum) FROM pg_catalog.pg_attribute"  # noqa: S608
-        f" WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '' AND {listed})"
-    )
-
-
 def _partitions(connection: Connection) -> dict[int, tuple[int, int]]:
     """Each partition: its parent, and the transaction that made it one, or attached it the last time."""
     rows = connection.execute(

@@ -35,8 +35,10 @@ from walmere.errors import AccessRefused, NotConfigured, SlotLost, SlotUnsuitabl
 from walmere.publisher import column_lists as lists
 from walmere.publisher import slot as slots
 from walmere.publisher.capabilities import NEWEST_TESTED, OLDEST
-from walmere.publisher.catalog import attnames
+from walmere.publisher.catalog import locked_tables, published_tables
 from walmere.publisher.connect import Connection, capabilities, connect, describe, shown, speaking
+from walmere.publisher.identity import HINT, IS_REPLICA_IDENTITY
+from walmere.publisher.publication import published
 from walmere.publisher.stream import identify_system
 
 OLD_SECONDS: Final = 3600
@@ -200,8 +202,8 @@ def role(connection: Connection, source: Source) -> Check:
 def publication(connection: Connection, source: Source) -> Check:
     """Missing, or empty."""
     rows = connection.execute(
-        "SELECT p.pubname, p.puballtables, count(t.tablename) FROM pg_publication p"
-        " LEFT JOIN pg_publication_tables t USING (pubname) WHERE p.pubname = ANY(%s) GROUP BY 1, 2",
+        f"{published(connection)} SELECT p.pubname, p.puballtables, count(t.relid) FROM chosen p"
+        " LEFT JOIN published t ON t.pubid = p.oid GROUP BY 1, 2",
         [list(source.publications)],
     )
     found = {name: (all_tables, count) for name, all_tables, count in rows}
@@ -228,8 +230,9 @@ def select(connection: Connection, source: Source) -> Check:
     """What copying a table takes: USAGE of its schema and SELECT on its published columns."""
     name = _role(connection)
     for (schema,) in connection.execute(
-        "SELECT DISTINCT quote_ident(schemaname) FROM pg_publication_tables"
-        " WHERE pubname = ANY(%s) AND NOT has_schema_privilege(schemaname, 'USAGE') ORDER BY 1",
+        f"{published(connection)} SELECT DISTINCT quote_ident(n.nspname) FROM published"
+        " JOIN pg_class c ON c.oid = relid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE NOT has_schema_privilege(n.oid, 'USAGE') ORDER BY 1",
         [list(source.publications)],
     ):
         yield _problem(f"role {name} has no USAGE on schema {schema}", f"GRANT USAGE ON SCHEMA {schema} TO {name};")
@@ -237,12 +240,12 @@ def select(connection: Connection, source: Source) -> Check:
         f"""
         SELECT t.name, bool_and(a.published) FILTER (WHERE NOT a.generated),
                string_agg(a.name, ', ' ORDER BY a.attnum) FILTER (WHERE a.published)
-        FROM ({_published(connection)}) t
+        FROM ({published(connection)} SELECT relid, relid::regclass::text AS name, attnums FROM published) t
         CROSS JOIN LATERAL (
-            SELECT attnum, quote_ident(attname) AS name, attname = ANY(t.columns) AS published,
+            SELECT attnum, quote_ident(attname) AS name, attnum = ANY(t.attnums) AS published,
                    attgenerated <> '' AS generated, has_column_privilege(t.relid, attnum, 'SELECT') AS readable
             FROM pg_attribute WHERE attrelid = t.relid AND attnum > 0 AND NOT attisdropped) a
-        GROUP BY t.name, t.columns HAVING NOT bool_and(a.readable) FILTER (WHERE a.published) ORDER BY 1""",
+        GROUP BY t.name, t.attnums HAVING NOT bool_and(a.readable) FILTER (WHERE a.published) ORDER BY 1""",
         [list(source.publications)],
     ):
         of = "" if whole else f" ({columns})"
@@ -255,9 +258,7 @@ def row_security(connection: Connection, source: Source) -> Check:
     name = _role(connection)
     for (table,) in connection.execute(
         f"""
-        WITH published AS (SELECT relid FROM ({_published(connection)}) t),
-             every AS (SELECT relid FROM published
-                       UNION SELECT p.relid FROM published, pg_partition_tree(published.relid) p WHERE p.isleaf)
+        WITH every AS ({_with_leaves(connection)})
         SELECT relid::regclass::text FROM every WHERE row_security_active(relid) ORDER BY 1""",
         [list(source.publications)],
     ):
@@ -273,9 +274,7 @@ def replica_identity(connection: Connection, source: Source) -> Check:
     why = {"d": "no primary key", "n": "REPLICA IDENTITY NOTHING", "i": "lost the index of its replica identity"}
     for table, letter, index, primary in connection.execute(
         f"""
-        WITH published AS (SELECT relid FROM ({_published(connection)}) t WHERE needs_identity),
-             every AS (SELECT relid FROM published
-                       UNION SELECT p.relid FROM published, pg_partition_tree(published.relid) p WHERE p.isleaf)
+        WITH every AS ({_with_leaves(connection, "p.pubupdate OR p.pubdelete")})
         SELECT c.oid::regclass::text, c.relreplident::text, i.name, i.indisprimary
         FROM every JOIN pg_class c ON c.oid = every.relid
         LEFT JOIN LATERAL (
@@ -288,7 +287,7 @@ def replica_identity(connection: Connection, source: Source) -> Check:
                                 AND a.attnum = ANY((x.indkey::int2[])[0:x.indnkeyatts - 1]))
             ORDER BY x.indisprimary DESC, 1 LIMIT 1) i ON true
         WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.relreplident <> 'f'
-          AND pg_get_replica_identity_index(c.oid) IS NULL
+          AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND {IS_REPLICA_IDENTITY})
         ORDER BY 1""",
         [list(source.publications)],
     ):
@@ -300,6 +299,28 @@ def replica_identity(connection: Connection, source: Source) -> Check:
             fix = f"ALTER TABLE {table} REPLICA IDENTITY {'DEFAULT' if primary else f'USING INDEX {index}'};"
         yield _problem(f"{table} has {why[letter]}; its UPDATE or DELETE is published, and fails", fix)
     return "every table whose UPDATE or DELETE is published has a replica identity"
+
+
+def partition_identity(connection: Connection, source: Source) -> Check:
+    """Partitions that are mirrored as one table need a key that tells their rows apart."""
+    for table in published_tables(connection, source.publications):
+        if table.identity is not None and table.identity.refused:
+            name = Identifier(table.schema, table.name).as_string(connection)
+            yield _problem(f"{name} cannot be mirrored: {table.identity.refused}", f"-- {HINT}")
+    return "rows of partitioned tables can be told apart"
+
+
+def locks(connection: Connection, source: Source) -> Check:
+    """A table that nobody can read cannot be copied, and a new slot waits for the transaction that has locked it."""
+    tables = published_tables(connection, source.publications)
+    of = {oid: table for table in tables for oid in (table.oid, *(leaf for leaf, _ in table.leaves))}
+    for oid, who in locked_tables(connection, list(of)).items():
+        name = Identifier(of[oid].schema, of[oid].name).as_string(connection)
+        yield _warning(
+            f"{name} is locked: {who}",
+            "SELECT pid, query FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE mode = 'AccessExclusiveLock';",
+        )
+    return "no published table is locked for long"
 
 
 def unlogged_tables(connection: Connection, source: Source) -> Check:
@@ -493,6 +514,8 @@ _CHECKS: Final[tuple[Callable[..., Check], ...]] = (
     select,
     row_security,
     replica_identity,
+    partition_identity,
+    locks,
     unlogged_tables,
     foreign_tables,
     slot,
@@ -556,14 +579,13 @@ def _room(connection: Connection, setting: str, used: int, need: int, where: str
     return what
 
 
-def _published(connection: Connection) -> str:
+def _with_leaves(connection: Connection, which: str = "true") -> str:
+    """The published tables, and of partitioned ones the leaves too. `which`: of publications p like that."""
     return f"""
-        SELECT c.oid AS relid, c.oid::regclass::text AS name, {attnames(connection)} AS columns,
-               p.pubupdate OR p.pubdelete AS needs_identity
-        FROM pg_publication_tables t JOIN pg_publication p USING (pubname)
-        JOIN pg_namespace n ON n.nspname = t.schemaname
-        JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-        WHERE t.pubname = ANY(%s)"""
+        {published(connection)}
+        SELECT relid FROM published JOIN chosen p ON p.oid = pubid WHERE {which}
+        UNION SELECT leaf.relid FROM published JOIN chosen p ON p.oid = pubid
+              JOIN leaf ON leaf.root = published.relid WHERE {which}"""
 
 
 def _left_out(connection: Connection, source: Source, which: str) -> list[tuple[Any, ...]]:

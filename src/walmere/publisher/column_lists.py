@@ -1,7 +1,7 @@
 """Column lists of one table in several publications: PostgreSQL cannot decode its changes unless all lists are equal.
 
 It finds out when the first change is decoded, and the slot cannot get past that change any more: decoding sees the
-catalogs as they were then. So the lists are compared before. The catalogs are read without a lock on the tables.
+catalogs as they were then. So the lists are compared before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Listed:
     publication: str
     columns: tuple[str, ...]
     explicit: bool  # it names the table; otherwise it is for all tables, or for the schema
-    row_filter: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,7 @@ def conflicts(connection: Connection, publications: Sequence[str]) -> list[Confl
                        AND CASE WHEN r.prattrs IS NULL
                                 THEN a.attgenerated = '' OR (ours.generated AND a.attgenerated = 's')
                                 ELSE a.attnum = ANY(r.prattrs) END
-                     ORDER BY a.attnum),
-               pg_catalog.pg_get_expr(r.prqual, r.prrelid)
+                     ORDER BY a.attnum)
         FROM listed JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
         CROSS JOIN ours LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = ours.oid AND r.prrelid = c.oid
         WHERE r.oid IS NOT NULL OR ours.puballtables
@@ -67,8 +65,8 @@ def conflicts(connection: Connection, publications: Sequence[str]) -> list[Confl
         [list(publications)],
     )
     tables: dict[tuple[str, str], list[tuple[Listed, bool]]] = {}
-    for schema, name, publication, explicit, has_list, columns, row_filter in rows:
-        listed = Listed(publication, tuple(columns), explicit, row_filter)
+    for schema, name, publication, explicit, has_list, columns in rows:
+        listed = Listed(publication, tuple(columns), explicit)
         tables.setdefault((schema, name), []).append((listed, has_list))
     return [
         Conflict(f"{schema}.{name}", tuple(each for each, _ in found), _fix(connection, schema, name, found))
@@ -90,10 +88,23 @@ def _fix(connection: Connection, schema: str, name: str, found: Sequence[tuple[L
     for each, _ in found:
         if each.explicit and {*each.columns} != {*first.columns}:
             columns = SQL(" ({})").format(SQL(", ").join(map(Identifier, first.columns))) if has_list else SQL("")
-            row_filter = SQL(" WHERE ({})").format(SQL(each.row_filter)) if each.row_filter else SQL("")
+            text = _row_filter(connection, each.publication, schema, name)
+            row_filter = SQL(" WHERE ({})").format(SQL(text)) if text else SQL("")
             statements.append(
                 SQL("ALTER PUBLICATION {0} DROP TABLE {1}; ALTER PUBLICATION {0} ADD TABLE {1}{2}{3};").format(
                     Identifier(each.publication), table, columns, row_filter
                 )
             )
     return SQL("BEGIN; {} COMMIT;").format(SQL(" ").join(statements)).as_string(connection)
+
+
+def _row_filter(connection: Connection, publication: str, schema: str, name: str) -> str | None:
+    """Asked only for the fix of a table whose lists differ: it locks the table."""
+    row = connection.execute(
+        "SELECT pg_catalog.pg_get_expr(r.prqual, r.prrelid) FROM pg_catalog.pg_publication_rel r"
+        " JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid JOIN pg_catalog.pg_class c ON c.oid = r.prrelid"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE p.pubname = %s AND n.nspname = %s AND c.relname = %s",
+        [publication, schema, name],
+    ).fetchone()
+    return None if row is None else row[0]

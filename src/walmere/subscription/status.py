@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from walmere.changelog import manifest
@@ -43,6 +44,7 @@ class _Source:
     sent: Lsn | None = None  # by the walsender of the slot
     sent_after: float = 0.0  # seconds until it had sent all of `wal`, if it has
     published: list[PublishedTable] | None = None
+    locked: dict[int, str] = field(default_factory=dict)  # relations that nobody can read now, and why
     error: str | None = None
 
 
@@ -91,12 +93,15 @@ def _ask(config: Config) -> _Source:
             closing(connect(config.source, "walmere status")) as connection,
             speaking(config.source, "reading the source"),
         ):
+            catalog.set_timeouts(connection)
             found.wal = catalog.wal_position(connection)
             found.now = catalog.clock(connection)
             found.slot = slot.read(connection, config.source.slot)
             _wait_for_walsender(connection, found)
             gather = config.target is not None and config.target.gather_partitions
             found.published = catalog.published_tables(connection, config.source.publications, gather)
+            relations = [oid for each in found.published for oid in (each.oid, *(leaf for leaf, _ in each.leaves))]
+            found.locked = catalog.locked_tables(connection, relations)
     except SourceError as error:
         found.error = f"{error.doing}: {error.wrong}"
     return found
@@ -180,7 +185,23 @@ def _table(table: TableState, source: _Source, log: _Log) -> dict[str, Any]:
         **{key: stored[key] for key in keys},
         "lag_bytes": _bytes(source.wal, table.position),
         "lag_seconds": _table_seconds(table, source, log.missing),
+        "locked": _locked(table, source),
+        "next_copy": _next_copy(table),
     }
+
+
+def _locked(table: TableState, source: _Source) -> str | None:
+    """Who keeps everybody from reading it, or a partition of it."""
+    its = next((each for each in source.published or () if each.oid == table.oid), None)
+    relations = [table.oid] if its is None else [table.oid, *(leaf for leaf, _ in its.leaves)]
+    return next((source.locked[oid] for oid in relations if oid in source.locked), None)
+
+
+def _next_copy(table: TableState) -> str | None:
+    """When a table is copied again that copies did not help."""
+    if not table.waits_for_copy or not table.retry_at:
+        return None
+    return datetime.fromtimestamp(table.retry_at, UTC).isoformat(timespec="seconds")
 
 
 def _table_seconds(table: TableState, source: _Source, missing: Mapping[str, Missing]) -> float | None:
