@@ -16,7 +16,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import Here
 from walmere.api import Subscription
-from walmere.errors import OwnedByAnother, StateDamaged
+from walmere.errors import OwnedByAnother, SinkMismatch, StateDamaged
 from walmere.lsn import Lsn
 from walmere.sinks.owner import PROPERTY
 from walmere.subscription.ledger import Ledger
@@ -211,6 +211,18 @@ def test_a_table_restored_from_a_backup_or_changed_by_others_is_copied_again_if_
     with caplog.at_level(logging.WARNING):
         mirror.run_once()
     assert "commits are lost, or it was restored; it is copied again" in caplog.text
+    mirror.assert_equal("t", "other")
+    assert_points_agree(mirror)
+
+    # a log that cannot be read concerns its table alone, and the way out leads out
+    commits(mirror, "other")[-1].write_bytes(b"{torn")
+    database.execute("INSERT INTO t VALUES (103, 'a')")
+    with pytest.raises(SinkMismatch, match="_delta_log cannot be read"):
+        mirror.run_once()
+    mirror.assert_equal("t")
+    assert "cannot be read" in (state(mirror, "other").error or "")
+    shutil.rmtree(lake(mirror) / "public" / "other")
+    mirror.run_once()
     mirror.assert_equal("t", "other")
     assert_points_agree(mirror)
 

@@ -102,11 +102,22 @@ def claim(sink: Sink, subscription: str, tables: Tables, published: Sequence[Tab
             more = f" (and {len(refused) - 1} more tables)" if len(refused) > 1 else ""
             raise OwnedByAnother(first.doing, first.wrong + more, first.hint)
         names = [name for each in wanted for name in (each.table, Rejects.table(each.table))]
-        taken = {name for name, was in zip(names, looking.map(sink.claim, names), strict=True) if was}
+        taken = {
+            name for name, was in zip(names, looking.map(lambda name: _claim(sink, name), names), strict=True) if was
+        }
     for each in wanted:
         if each.table in taken or Rejects.table(each.table) in taken:
             _log.warning("table %s was taken over from another owner, and is copied anew", each.name)
     tables.change({each.oid: state.copy_again for each in known.values() if each.oid and each.table in taken})
+
+
+def _claim(sink: Sink, table: TableName) -> bool:
+    try:
+        return sink.claim(table)
+    except OwnedByAnother:
+        raise
+    except SinkMismatch:
+        return False  # it says so itself when it is written to
 
 
 def _standing(sink: Sink, table: TableName) -> Standing | None:
@@ -133,22 +144,32 @@ def check(sink: Sink, tables: Tables, log_start: Lsn) -> list[tuple[TableState, 
     followed = [each for each in tables if each.position is not None]
     with ThreadPoolExecutor(_AT_ONCE) as looking:
         verdicts = list(looking.map(lambda each: _check(sink, each), followed))
-    behind = [(each, found) for each, found in zip(followed, verdicts, strict=True) if found is not None]
+    behind = [(each, found) for each, (found, _) in zip(followed, verdicts, strict=True) if found is not None]
+    # versions that are fine are recorded: later on, the table's log may not have their commits any more
+    fine = {each.oid: its for each, (found, its) in zip(followed, verdicts, strict=True) if found is None and its}
+    moved = {oid: _found_at(its) for oid, its in fine.items() if tables[oid].version != its.version}
+    if moved:
+        tables.change(moved)
     move_back(tables, sink, behind, log_start)
     return behind
 
 
-def _check(sink: Sink, known: TableState) -> Behind | None:
+def _found_at(standing: Standing) -> Callable[[TableState], TableState]:
+    return lambda known: state.committed(known, standing.version, standing.lsn)
+
+
+def _check(sink: Sink, known: TableState) -> tuple[Behind | None, Standing | None]:
     try:
         found = sink.standing(known.table)
-        return compare(
-            known.version,
-            known.version_lsn,
-            found,
-            lambda after, upto: sink.changed_by_others(known.table, after, upto),
-        )
     except SinkMismatch as error:
-        return Behind(str(error), None)
+        return Behind(str(error), None), None
+    behind = compare(
+        known.version,
+        known.version_lsn,
+        found,
+        lambda after, upto: sink.changed_by_others(known.table, after, upto),
+    )
+    return behind, found
 
 
 def move_back(
