@@ -62,6 +62,7 @@ def test_the_shortest_configuration_has_the_documented_defaults(tmp_path: Path) 
         (SOURCE.replace("walmere_shop", "shop\\n") + SUBSCRIPTION, "source.slot: a slot's name has"),
         (SOURCE + 'streaming = "yes"' + SUBSCRIPTION, "source.streaming: input should be a valid boolean"),
         (SOURCE + "heartbeat = -1" + SUBSCRIPTION, "source.heartbeat: input should be greater than or equal to 0"),
+        (SOURCE + "timeout = 0" + SUBSCRIPTION, "source.timeout: input should be greater than or equal to 1"),
         (SOURCE + "heartbeat = nan" + SUBSCRIPTION, "source.heartbeat: input should be"),
         (SOURCE + "heartbeat = true" + SUBSCRIPTION, "source.heartbeat: input should be a valid number"),
         (SOURCE + 'origin = "some"' + SUBSCRIPTION, "source.origin: input should be 'any' or 'none'"),

@@ -85,6 +85,8 @@ class Source(_Section):
     """`none`: only changes that did not come to the source by replication (PostgreSQL 16 and later)."""
     heartbeat: Seconds = 10.0
     """After so many idle seconds, write a logical message, so that the slot advances. 0 is never."""
+    timeout: float = Field(default=60.0, ge=1, le=86_400)
+    """Seconds of silence after which a connection is lost: PostgreSQL's wal_receiver_timeout."""
 
     @field_validator("publications", mode="before")
     @classmethod

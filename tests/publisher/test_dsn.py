@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from walmere.config import Source
 from walmere.errors import ConfigError
-from walmere.publisher.connect import check_dsn, describe, shown
+from walmere.publisher.connect import check_dsn, conninfo_of, describe, shown
 
 SECRET = "s3cr3t"
 
@@ -122,3 +123,11 @@ def test_an_address_for_people_has_no_password(dsn: str, address: str) -> None:
 def test_a_string_for_pasting_has_no_secret_and_nothing_else_is_lost() -> None:
     source = source_of(f"postgresql://u:{SECRET}@h/d%20b?sslpassword={SECRET}&replication=true", SECRET)
     assert shown(source, replication="database") == "user=u dbname='d b' host=h replication=database"
+
+
+def test_timeouts_of_tcp_follow_the_timeout_of_the_source_unless_the_dsn_has_its_own() -> None:
+    source = source_of("host=h tcp_user_timeout=5").model_copy(update={"timeout": 6.0})
+    had = conninfo_to_dict(conninfo_of(source, "test"))
+    names = ("connect_timeout", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout")
+    assert [str(had[name]) for name in names] == ["6", "3", "1", "3", "5"]
+    assert conninfo_to_dict(conninfo_of(source_of("host=h"), "test"))["tcp_user_timeout"] == "60000"

@@ -10,6 +10,7 @@ value from COPY and the same value from the stream equal. Passwords never leave 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +39,7 @@ from walmere.errors import (
     TableLocked,
 )
 from walmere.publisher.capabilities import Capabilities
+from walmere.publisher.silence import WatchedConnection, silence_of
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -60,18 +62,25 @@ SESSION: Final = {
 """Settings of every session: text looks the same in all of them, a copy that row security would make partial is an
 error instead, and no timeout that is meant for people's queries ends ours."""
 
-_CONNECT_TIMEOUT: Final = "10"
+_CONNECT_TIMEOUT: Final = (2, 10)
+"""Seconds for a connection to be made, at least (libpq has no less) and at most."""
+_PROBES: Final = 3
+"""TCP keepalives without an answer after which the connection is lost."""
 _SECRET: Final = frozenset({"password", "sslpassword"})
 
 
-def connect(source: Source, application_name: str, *, replication: bool = False) -> Connection:
+def connect(source: Source, application_name: str, *, replication: bool = False) -> WatchedConnection:
     """Open a connection: an ordinary one, or one for replication of a database."""
     more = {"replication": "database"} if replication else {}
     with speaking(source, f"connecting to {describe(source)}"):
         conninfo = conninfo_of(source, application_name, **more)
-        connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        connection = WatchedConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
+        second = conninfo_of(source, f"{application_name} timeout")
         try:
-            connection.execute(settings())
+            connection.silence = silence_of(connection, second, connection.info.backend_pid, source.timeout)
+            row = connection.execute(settings()).fetchone()
+            assert row is not None
+            connection.silence = silence_of(connection, second, row[0], source.timeout)  # a pooler says another one
         except psycopg.Error:
             connection.close()
             raise
@@ -80,17 +89,36 @@ def connect(source: Source, application_name: str, *, replication: bool = False)
 
 def conninfo_of(source: Source, application_name: str, **more: str) -> str:
     """The connection string for libpq, with its secrets."""
-    defaults = {"connect_timeout": _CONNECT_TIMEOUT, "keepalives_idle": "30"}
+    defaults = timeouts(source.timeout)
     # drivers take it from here: one that finds out later still writes non-ASCII names in the database's encoding
     ours = {"client_encoding": SESSION["client_encoding"], "application_name": application_name}
     return make_conninfo("", **{**defaults, **_parameters(source), **ours, **more})
 
 
+def timeouts(seconds: float) -> dict[str, str]:
+    """What libpq has for a host that has vanished: half of the time without an answer, then probes for the other half.
+
+    Probes are for a connection on which nothing is under way, `tcp_user_timeout` for one on which something is.
+    """
+    shortest, longest = _CONNECT_TIMEOUT
+    return {
+        "connect_timeout": str(min(max(math.ceil(seconds), shortest), longest)),
+        "keepalives_idle": str(max(round(seconds / 2), 1)),
+        "keepalives_interval": str(max(round(seconds / 2 / _PROBES), 1)),
+        "keepalives_count": str(_PROBES),
+        "tcp_user_timeout": str(round(seconds * 1000)),
+    }
+
+
 def settings() -> Composed:
-    """The statement that makes a session one of ours. What this version of the server does not have is left out."""
+    """The statement that makes a session one of ours, and gives its backend's pid.
+
+    What this version of the server does not have is left out.
+    """
     each = (SQL("({}, {})").format(SqlLiteral(name), SqlLiteral(value)) for name, value in SESSION.items())
     return SQL(
-        "SELECT pg_catalog.set_config(ours.name, ours.value, false) FROM (VALUES {}) AS ours (name, value)"
+        "SELECT pg_catalog.pg_backend_pid(), pg_catalog.set_config(ours.name, ours.value, false)"
+        " FROM (VALUES {}) AS ours (name, value)"
         " WHERE pg_catalog.current_setting(ours.name, true) IS NOT NULL"
     ).format(SQL(", ").join(each))
 

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from psycopg import OperationalError, pq
+from psycopg import OperationalError, generators, pq
 from psycopg.sql import SQL, Composed, Identifier
 
 from walmere.config import Source
@@ -58,10 +58,13 @@ class Stream:
         """How far the server has sent, as of its last keepalive: all before it has been read."""
         self.reply_requested = False
         command = self._command(start).as_string(connection)
-        result = self._pgconn.exec_(command.encode())
-        if result.status != pq.ExecStatus.COPY_BOTH:
-            with speaking(source, f"starting replication from slot {source.slot}"):
+        with speaking(source, f"starting replication from slot {source.slot}"):
+            self._pgconn.send_query(command.encode())
+            [result, *_] = connection.wait(generators.execute(self._pgconn))
+            if result.status != pq.ExecStatus.COPY_BOTH:
                 raise error_of(result)
+        self.heard: float = time.monotonic()
+        """When something last came from the server."""
 
     def _command(self, start: Lsn) -> Composed:
         source, able = self._source, capabilities(self._connection)
@@ -94,7 +97,10 @@ class Stream:
                     append(data)
                     total += length
                 elif length == 0:
-                    if looked and self._pending() < _WORTH_A_LOOK:
+                    pending = self._pending()
+                    if pending:
+                        self.heard = time.monotonic()  # also for a part of a message
+                    if looked and pending < _WORTH_A_LOOK:
                         return total, True
                     consume()
                     looked = True
@@ -111,9 +117,12 @@ class Stream:
         """Wait until something arrives, but no longer than this."""
         return bool(select.select([self._pgconn.socket], [], [], seconds)[0])
 
-    def confirm(self, received: Lsn, durable: Lsn, applied: Lsn) -> None:
-        """Standby status update: what was received, what is durable here, what the sinks have applied."""
-        message = standby_status_update(received, durable, applied, now_us=time.time_ns() // 1000)
+    def confirm(self, received: Lsn, durable: Lsn, applied: Lsn, *, reply: bool = False) -> None:
+        """Standby status update: what was received, what is durable here, what the sinks have applied.
+
+        `reply` asks the server to answer at once. It never waits: what the socket does not take now is sent later.
+        """
+        message = standby_status_update(received, durable, applied, now_us=time.time_ns() // 1000, reply=reply)
         with speaking(self._source, "sending feedback to the source"):
             self._pgconn.put_copy_data(message)
             self._pgconn.flush()

@@ -19,7 +19,8 @@ from walmere.changelog.assembly import HEARTBEAT
 from walmere.config import Source
 from walmere.errors import PublicationMissing, WalmereError
 from walmere.publisher import catalog
-from walmere.publisher.connect import Connection, speaking
+from walmere.publisher.connect import speaking
+from walmere.publisher.silence import WatchedConnection
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ LOOK: Final = 2.5
 class Heartbeat:
     """A thread beside the stream, on an ordinary connection."""
 
-    def __init__(self, connection: Connection, source: Source) -> None:
+    def __init__(self, connection: WatchedConnection, source: Source) -> None:
         self._connection = connection
         self._source = source
         self._stopping = threading.Event()
@@ -58,6 +59,7 @@ class Heartbeat:
             return
         self._thread.join(0.1)
         if self._thread.is_alive():
+            self._connection.end_within(1.0)
             with suppress(WalmereError), speaking(self._source, "cancelling"):  # the server may be gone
                 self._connection.cancel_safe(timeout=1.0)
             self._thread.join(5.0)
@@ -77,7 +79,9 @@ class Heartbeat:
                 return
             except WalmereError as error:
                 if self._connection.closed:
-                    return  # the stream notices the same, and starts again with a new heartbeat
+                    if not self._stopping.is_set():
+                        self._failure = error  # the stream may be fine, but nobody looks after the publications
+                    return
                 if writable and not self._stopping.is_set():
                     _log.warning("%s: %s; going on without it", error.doing, error.wrong)
                 writable = False

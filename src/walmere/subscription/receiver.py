@@ -35,10 +35,18 @@ from walmere.changelog.manifest import Header
 from walmere.changelog.search import ManifestSearch
 from walmere.changelog.writer import Lock, Writer, create, header_of
 from walmere.config import Config
-from walmere.errors import ChangeLogError, ChangeLogMismatch, SlotMissing, SourceError, WalmereError, WrongSystem
+from walmere.errors import (
+    ChangeLogError,
+    ChangeLogMismatch,
+    SlotMissing,
+    SourceError,
+    SourceUnavailable,
+    WalmereError,
+    WrongSystem,
+)
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, column_lists, slot
-from walmere.publisher.connect import MISSING, Connection, connect, speaking
+from walmere.publisher.connect import MISSING, connect, speaking
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import Stream, System, identify_system
 from walmere.subscription.heartbeat import Heartbeat
@@ -57,6 +65,8 @@ SILENCE: Final = 9.0
 BACKOFF: Final = (0.1, 30.0)
 """The first pause before connecting again, and the longest."""
 _RETENTION: Final = 60.0
+_CANCELLING: Final = 2.0
+"""Seconds that the server has to cancel what it does for us."""
 
 
 @dataclass(slots=True)
@@ -145,11 +155,18 @@ class Receiver:
         frames: list[memoryview] = []
         size = 0  # of what came since the last feed; before it stands what that one left, an unfinished transaction
         oldest = sent = time.monotonic()
+        asked = False
         while True:
             writer.check()
             session.heartbeat.check()
-            arrived, empty = (0, True) if writer.busy else stream.read(frames, SLAB)
+            busy = writer.busy
+            arrived, empty = (0, True) if busy else stream.read(frames, SLAB)
             now = time.monotonic()
+            if busy:
+                stream.heard = now  # it is we who do not read
+            silent = now - stream.heard
+            asked &= silent >= self._config.source.timeout / 2
+            self._require_answer(silent)
             if arrived:
                 oldest = oldest if size else now
                 size += arrived
@@ -168,13 +185,23 @@ class Receiver:
             if ending:
                 writer.flush()
             moved = writer.durable > self.progress.durable
-            if ending or stream.reply_requested or now - sent >= (FEEDBACK if moved else SILENCE):
-                self._confirm(stream, writer, assembly)
-                sent = now
+            ask = silent >= self._config.source.timeout / 2 and not asked
+            if ending or ask or stream.reply_requested or now - sent >= (FEEDBACK if moved else SILENCE):
+                self._confirm(stream, writer, assembly, reply=ask)
+                sent, asked = now, asked or ask
             if ending:
                 return
             if empty:
                 self._pause(stream, writer, oldest + age - now if size else None)
+
+    def _require_answer(self, silent: float) -> None:
+        """As walreceiver with wal_receiver_timeout: at half of it the server was asked for a reply."""
+        if silent >= self._config.source.timeout:
+            raise SourceUnavailable(
+                f"reading from replication slot {self._config.source.slot}",
+                f"nothing has come from the server for {silent:.0f} s, not even the reply that was asked for",
+                "it is tried again; source.timeout is how long it waits",
+            )
 
     def _pause(self, stream: Stream, writer: Writer, due: float | None) -> None:
         """Nothing to read: leave walsender alone while more is likely to come, else wait until it sends."""
@@ -185,12 +212,12 @@ class Receiver:
         else:
             stream.wait(0.25)
 
-    def _confirm(self, stream: Stream, writer: Writer, assembly: Assembly) -> None:
+    def _confirm(self, stream: Stream, writer: Writer, assembly: Assembly, *, reply: bool) -> None:
         """Say how far we are. The durable position is read first: nothing later is ever confirmed."""
         durable = writer.durable
         received = max(assembly.position, stream.keepalive_lsn, durable)
         applied = self._origins.applied() or INVALID_LSN
-        stream.confirm(received, durable, applied)
+        stream.confirm(received, durable, applied, reply=reply)
         self.progress = Progress(received, durable, applied)
         self._publish()
 
@@ -243,7 +270,7 @@ class _Session:
         self._config = config
         source = config.source
         self._name = f"walmere_{config.subscription.name}"
-        self._sql: Connection = connect(source, self._name)
+        self._sql = connect(source, self._name)
         try:
             self._replication = connect(source, self._name, replication=True)
         except WalmereError:
@@ -316,8 +343,10 @@ class _Session:
     def interrupt(self) -> None:
         """End a wait before the stream: creating a slot waits for every transaction that is open on the source."""
         if not hasattr(self, "stream"):
+            for connection in (self._replication, self._sql):
+                connection.end_within(_CANCELLING)
             with suppress(SourceError), speaking(self._config.source, "cancelling"):
-                self._replication.cancel()
+                self._replication.cancel_safe(timeout=_CANCELLING)
 
     def hurry(self) -> None:
         """Somebody waits for an LSN."""
