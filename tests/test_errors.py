@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 
 import pytest
@@ -25,6 +26,8 @@ def test_every_error_crosses_a_process_border_unharmed(kind: type[WalmereError])
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
     assert (again.doing, again.wrong, again.hint, str(again)) == ("doing", "wrong", "hint", str(error))
+    told = errors.from_dict(json.loads(json.dumps(error.to_dict())))
+    assert (type(told), str(told)) == (kind, str(error))
 
 
 def test_a_protocol_error_keeps_its_offset_across_a_process_border() -> None:

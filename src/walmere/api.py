@@ -14,19 +14,23 @@ of Spark is imported before it is needed.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from walmere import config as configuration
+from walmere.changelog.manifest import Manifest
 from walmere.changelog.reader import LoggedTransaction, Reader
 from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import ConfigError, WalmereError
+from walmere.errors import ChangeLogError, ChangeLogInUse, ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.pgoutput.relation import RelationVersion
 from walmere.publisher import catalog, slot
 from walmere.publisher.check import Finding
 from walmere.publisher.connect import check_dsn, connect, speaking
@@ -44,6 +48,11 @@ if TYPE_CHECKING:
     from walmere.running import Tell
     from walmere.subscription.launcher import Launcher
     from walmere.verify.proof import Options, Proof, Verdict
+
+
+_log = logging.getLogger(__name__)
+
+_RECEIVERS: Final = ("receiver.json", "receiver.log", "receiver.pids", "receiver-error.json")
 
 
 class Subscription:
@@ -92,6 +101,7 @@ class Subscription:
 
         `once`: until all that the source has committed by now is.
         """
+        require_usable(self.directory)
         with self._stoppable():
             return self._work(Receiver(self.config), self._until(until, once)) or INVALID_LSN
 
@@ -103,6 +113,10 @@ class Subscription:
         `once`: until all that the source has committed by now is. `tell` learns whenever something has moved on.
         `take_over`: take tables of the target that belong to another subscription; they are copied anew.
         """
+        require_usable(self.directory)
+        if (pid := Lock.holder(self.directory / "run")) is not None:  # before Spark starts, which takes its time
+            doing = f"running the subscription in {self.directory}"
+            raise ChangeLogInUse(doing, f"process {pid} runs it already", "one is enough")
         with self._stoppable():
             until = self._until(until, once)
             launcher = self.launcher(tell)
@@ -123,6 +137,12 @@ class Subscription:
         self._stopping.set()
         if self._worker is not None:
             self._worker.stop()
+
+    def abandon(self) -> None:
+        """The process is about to end at once: leave nothing running."""
+        abandon = getattr(self._worker, "abandon", None)
+        if abandon is not None:
+            abandon()
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
@@ -158,8 +178,24 @@ class Subscription:
             if table is None
             else lambda relation: table in (relation.name, f"{relation.namespace}.{relation.name}")
         )
+        if table is not None:
+            self._require_known(table, refuse=not follow())
         with Reader(self.config.changelog) as reader:
             yield from reader.transactions(start, wanted=wanted, follow=follow)
+
+    def _require_known(self, table: str, *, refuse: bool) -> None:
+        """Refuse a name that neither the log nor the tables have. Who follows may wait for a table that is to come."""
+        with Manifest(self.config.changelog) as log:
+            versions = [entry.relation for entry in log.entries() if isinstance(entry, RelationVersion)]
+        known = {TableName(each.namespace, each.name) for each in versions}
+        known |= {each.table for each in Tables(self.directory)}
+        if any(table in (each.name, str(each)) for each in known):
+            return
+        names = ", ".join(sorted(map(str, known))) or "none yet"
+        error = ConfigError("reading the change log", f"no table is called {table}", f"the tables are {names}")
+        if refuse:
+            raise error
+        _log.warning("%s so far (%s)", error.wrong, error.hint)
 
     def resync(self, tables: Sequence[str], *, wait: bool = True) -> list[TableName]:
         """Copy tables again: by the run that is there, or else by one of our own. Returns which ones.
@@ -225,7 +261,15 @@ class Subscription:
             return [*said, f"there is no change log in {self.directory}"]
         if lock is not None:
             changelog.rename(dropped)
-        for name in ("receiver.json", "receiver.log", "receiver.pids", "spark.log", "tables.json", "ledger.jsonl"):
+        for name in (
+            "receiver.json",
+            "receiver.log",
+            "receiver.pids",
+            "receiver-error.json",
+            "spark.log",
+            "tables.json",
+            "ledger.jsonl",
+        ):
             (self.directory / name).unlink(missing_ok=True)
         for name in ("origins", "run", "resync", "cuts", "checkpoint"):
             _delete(self.directory / name)
@@ -253,3 +297,20 @@ class Subscription:
 def _delete(directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(directory)
+
+
+def require_usable(directory: Path) -> None:
+    """Refuse a directory that cannot be made or written to, before anything is started. Makes nothing."""
+    place = directory
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    wrong = (
+        "is not a directory"
+        if not place.is_dir()
+        else "cannot be written to"
+        if not os.access(place, os.W_OK | os.X_OK)
+        else None
+    )
+    if wrong is not None:
+        hint = "correct subscription.directory, or make it writable"
+        raise ChangeLogError(f"opening subscription.directory {directory}", f"{place} {wrong}", hint)

@@ -15,8 +15,12 @@
     │   └── ChangeLogMismatch     the log and the source do not belong together
     ├── SinkError
     │   ├── SinkConflict          others committed at the same time, again and again          (transient)
+    │   ├── SinkFull              the target's disk is full
     │   └── SinkMismatch          what is at the target is not the table it should be
     │       └── OwnedByAnother    it belongs to another subscription
+    ├── SparkError
+    │   ├── SparkUnavailable      the master does not answer
+    │   └── SparkEnded            the JVM has ended
     ├── LakeError                 a lake has not what was asked for
     │   ├── PointGone             it is older than what is kept
     │   └── NotApplied            it is newer than what is applied yet                     (transient)
@@ -42,7 +46,7 @@ A *transient* error may pass by itself, so the receiver tries again; any other e
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class WalmereError(Exception):
@@ -58,6 +62,18 @@ class WalmereError(Exception):
 
     def __str__(self) -> str:
         return f"{self.doing}: {self.wrong}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a file that another process reads: see `from_dict`."""
+        return {"error": type(self).__name__, "arguments": list(self.args)}
+
+
+def from_dict(stored: dict[str, Any]) -> WalmereError:
+    """The error that `to_dict` was asked of; of its nearest known class. Raises KeyError or TypeError if it is none."""
+    kind = globals().get(stored["error"])
+    known = isinstance(kind, type) and issubclass(kind, WalmereError)
+    error: WalmereError = (kind if known else WalmereError)(*stored["arguments"])  # type: ignore[misc]
+    return error
 
 
 class ConfigError(WalmereError):
@@ -132,6 +148,22 @@ class SinkMismatch(SinkError):
 
 class OwnedByAnother(SinkMismatch):
     """A table of the target, or the place of the subscription's points there, belongs to another subscription."""
+
+
+class SinkFull(SinkError):
+    """The target's disk is full. Not transient: it needs somebody to make room; but changes wait in the log for it."""
+
+
+class SparkError(WalmereError):
+    """Something about Spark."""
+
+
+class SparkUnavailable(SparkError):
+    """Spark's master does not answer."""
+
+
+class SparkEnded(SparkError):
+    """Spark's JVM has ended, and nothing can be done without it."""
 
 
 class LakeError(WalmereError):

@@ -19,7 +19,7 @@ from walmere.lsn import Lsn
 from walmere.sinks.base import Sink
 from walmere.sinks.delta import DeltaSink
 from walmere.spark.apply import Applied, Apply
-from walmere.spark.session import session
+from walmere.spark.session import require_alive, session
 from walmere.spark.shuffle import SparkShuffle
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription import requests
@@ -117,6 +117,7 @@ def launcher(config: Config, file: Path, tell: Tell | None = None) -> Launcher:
     sync = TableSync(config.source, config.subscription.name, tables, target, SparkTasks(started), gather=gather)
     apply = Apply(started, directory, target, tables, config.subscription.name)
     made = Launcher(config, file, tables, sync, apply)
+    made.require_spark = functools.partial(require_alive, directory / "spark.log")
     if tell is not None:
         progress = Progress(tables, apply, tell)
         made.on_poll, made.on_end = progress.poll, progress.end

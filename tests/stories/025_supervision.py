@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+import psycopg
 import pytest
 from psycopg.sql import SQL
+from pyspark import SparkContext
 
 from conftest import Database
 from mirror import Mirror
-from processes import Background, Here, eventually, write_config
+from processes import Background, Here, eventually, running, walmere, write_config
 from proxy import Proxy
-from receiving import changes
-from walmere.errors import SourceUnavailable
+from receiving import changes, receive_all
+from walmere.changelog.writer import Lock
+from walmere.errors import PublicationMissing, SinkFull, SourceUnavailable
 from walmere.publisher import copy, snapshot
 from walmere.publisher.connect import connect, speaking
+from walmere.subscription.ledger import Ledger
 from walmere.subscription.state import Phase
 
 TIMEOUT = 2.0
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path, size: str) -> Iterator[Path]:
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
 
 
 def test_a_frozen_source_is_noticed_within_the_timeout_and_received_from_when_it_answers_again(
@@ -109,3 +132,171 @@ def test_a_query_of_a_frozen_source_ends_and_one_that_only_takes_long_does_not(
         began = time.monotonic()
         assert here("check", "-c", config)[0] == 1
         assert time.monotonic() - began < 5
+
+
+def lines_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def test_a_killed_receiver_is_started_again_and_so_is_a_query_whose_python_processes_are_killed(
+    database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror = Mirror(database, tmp_path)
+    directory = mirror.config.subscription.directory
+    with mirror.following():
+        database.execute("INSERT INTO t VALUES (1)")
+        mirror.becomes_equal("t")
+        first = int((directory / "receiver.pids").read_text().split()[0])
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: f"{first} " not in (directory / "receiver.pids").read_text())
+        database.execute("INSERT INTO t VALUES (2)")
+        mirror.becomes_equal("t")
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        for worker in psutil.Process(gateway.proc.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+        database.execute("INSERT INTO t VALUES (3)")
+        mirror.becomes_equal("t")
+    said = [record.getMessage() for record in caplog.records]
+    assert any("the receiver was ended by signal 9 (SIGKILL); starting it again" in line for line in said), said
+    assert any("starting to apply changes again" in line for line in said), said
+    assert all("\n" not in line for line in said)
+
+
+def test_an_error_that_the_receiver_reports_ends_the_run_with_that_error(database18: Database, tmp_path: Path) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror = Mirror(database, tmp_path)
+    following = contextlib.ExitStack()
+    _, run = following.enter_context(mirror.following())
+    eventually(lambda: mirror.phase("t") is Phase.READY, 60)
+    database.execute("DROP PUBLICATION pub")
+    run.join(60)
+    with pytest.raises(PublicationMissing, match="there is no publication pub") as raised:
+        following.close()
+    assert raised.value.hint
+
+
+def test_a_run_whose_jvm_is_killed_says_so_in_one_line(database18: Database, tmp_path: Path) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror, said = Mirror(database, tmp_path), tmp_path / "said"
+    with running("run", "-c", mirror.file, output=said) as run:
+        database.execute("INSERT INTO t VALUES (1)")
+        mirror.becomes_equal("t", why=said.read_text)
+        eventually(lambda: Ledger(mirror.config.subscription.directory).last())
+        began = time.monotonic()
+        assert walmere("run", "-c", mirror.file).returncode == 1, "there is one already"
+        assert time.monotonic() - began < 8, "Spark is not started for that"
+        [java] = [each for each in psutil.Process(run.pid).children() if each.name() == "java"]
+        java.kill()
+        assert run.wait(20) == 1
+    assert "Spark's JVM was ended by signal 9 (SIGKILL)" in said.read_text()
+    assert len(lines_of(said.read_text())) <= 4, said.read_text()
+    assert "Traceback" not in said.read_text()
+
+
+@pytest.mark.parametrize("which", ["the slot waits and the source freezes", "a lock is held", "SIGINT twice"])
+def test_a_run_ends_within_ten_seconds_whatever_the_source_does(
+    database18: Database, tmp_path: Path, which: str
+) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror, said = Mirror(database, tmp_path), tmp_path / "said"
+    making = f"SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE_REP%' AND datname = '{database.name}'"
+    locked = which == "a lock is held"
+    if locked:
+        mirror.run_once()
+    with psycopg.connect(database.dsn) as writer, Proxy(database.server.port) as proxy:
+        mirror.file.write_text(mirror.file.read_text().replace(database.dsn, proxy.dsn(database.dsn)))
+        writer.execute("INSERT INTO t VALUES (1)")  # a new slot waits for its transaction
+        writer.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        with running("run", "-c", mirror.file, output=said) as run:
+            waits = database.streaming if locked else lambda: bool(database.rows(making))
+            eventually(waits, 90, said.read_text)
+            started = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+            if not locked:
+                proxy.freeze()
+            told = time.monotonic()
+            os.kill(run.pid, signal.SIGINT if which == "SIGINT twice" else signal.SIGTERM)
+            if which == "SIGINT twice":
+                time.sleep(0.1)
+                os.kill(run.pid, signal.SIGINT)
+            code = run.wait(20)
+            assert time.monotonic() - told < 10
+            assert code == (130 if which == "SIGINT twice" else 0), said.read_text()
+            eventually(lambda: not any(each.is_running() and each.status() != "zombie" for each in started))
+    assert "Traceback" not in said.read_text(), said.read_text()
+
+
+def test_a_full_lake_is_waited_for_and_a_run_that_ends_by_itself_gives_up(
+    database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror = Mirror(database, tmp_path)
+    with small_disk(tmp_path / "lake", "1m") as disk:
+        mirror.run_once()
+        filler = disk / "filler"
+        with contextlib.suppress(OSError):
+            filler.write_bytes(b"x" * (2 << 20))
+        database.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 3) FROM generate_series(1, 1000) i")
+        with pytest.raises(SinkFull, match="No space left") as full:
+            mirror.run_once()
+        assert full.value.hint
+        caplog.clear()
+        with mirror.following() as (_, run):
+            eventually(lambda: "No space left" in caplog.text, 60)
+            database.execute("INSERT INTO t VALUES (0)")
+            eventually(lambda: caplog.text.count("starting to apply changes again") > 1, 60)
+            assert run.is_alive()
+            filler.unlink()
+            mirror.becomes_equal("t")
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+def test_what_can_be_refused_is_refused_before_spark_starts(database18: Database, tmp_path: Path, here: Here) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror = Mirror(database, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    good = mirror.file.read_text()
+    (tmp_path / "file").write_text("")
+    for old, new, said in [
+        ('"local[2]"', f'"spark://127.0.0.1:{port}"', f"spark://127.0.0.1:{port} does not answer"),
+        ('directory = "subscription"', 'directory = "file"', f"{tmp_path / 'file'} is not a directory"),
+        ('directory = "subscription"', 'directory = "file/s"', f"{tmp_path / 'file'} is not a directory"),
+        ('directory = "subscription"', 'directory = "/proc/s"', "/proc"),
+    ]:
+        mirror.file.write_text(good.replace(old, new))
+        began = time.monotonic()
+        code, _, err = here("run", "-c", mirror.file)
+        assert (code, time.monotonic() - began < 15) == (1, True), err
+        assert said in err
+        assert len(lines_of(err)) <= 2, err
+    mirror.file.write_text(good)
+    lock = Lock(mirror.config.subscription.directory / "run")
+    began = time.monotonic()
+    code, _, err = here("run", "-c", mirror.file)
+    lock.release()
+    assert code == 1
+    assert f"process {os.getpid()} runs it already" in err
+    assert time.monotonic() - began < 2
+
+
+def test_a_table_that_nobody_knows_is_refused_by_log(database18: Database, tmp_path: Path, here: Here) -> None:
+    database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    config = database18.config(tmp_path / "s")
+    receive_all(database18, config)
+    database18.execute("INSERT INTO t VALUES (1)")
+    receive_all(database18, config)
+    file = write_config(config, tmp_path / "walmere.toml")
+    assert here("log", "-c", file, "--table", "t")[0] == 0
+    code, out, err = here("log", "-c", file, "--table", "nosuch")
+    assert (code, out) == (2, "")
+    assert "no table is called nosuch" in err
+    assert "public.t" in err

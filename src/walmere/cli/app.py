@@ -12,9 +12,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -22,6 +23,7 @@ import walmere
 from walmere.api import Subscription
 from walmere.errors import ConfigError, NotCompared, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.subscription.receiver_process import write_error
 
 # What a command needs beyond this is imported when it runs: `receive` is started often and should start fast.
 
@@ -35,6 +37,8 @@ app = typer.Typer(
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="walmere.toml", show_default=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 _DEFAULT = Path("walmere.toml")
+_ENDING: Final = 9.0
+"""Seconds that a command has to end after the first signal."""
 
 
 def main() -> None:
@@ -42,7 +46,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 is no reason to fail
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    _log_as("walmere: %(message)s")
     try:
         app()
     except ConfigError as error:
@@ -52,8 +57,23 @@ def main() -> None:
 
 
 def _fail(error: WalmereError | OSError, code: int) -> NoReturn:
-    print(f"walmere: {error}", file=sys.stderr)
+    said = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        said = f"{error.filename}: {error.strerror}"
+    print(f"walmere: {said}", file=sys.stderr)
     sys.exit(code)
+
+
+class _OneLine(logging.Formatter):
+    """A line for each warning, whatever is in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(super().format(record).split("\n")[:2])  # the second is a hint; what follows, a traceback
+
+
+def _log_as(form: str) -> None:
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_OneLine(form))
 
 
 def _lsn(text: str) -> Lsn:
@@ -101,12 +121,15 @@ def receive(
     config: ConfigFile = _DEFAULT,
     until: Annotated[Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="End when this LSN is durable.")] = None,
     once: Annotated[bool, typer.Option(help="End when all that the source has now is durable.")] = False,
+    error_file: Annotated[Path | None, typer.Option(hidden=True)] = None,  # where `run` looks for what ended us
 ) -> None:
     """Receive the publication into the change log, until stopped."""
-    subscription = Subscription(config)
     logging.getLogger().setLevel(logging.INFO)
-    with _stopped_by_signals(subscription):
-        durable = subscription.receive(until, once=once)
+    _log_as("%(asctime)s %(levelname)s %(message)s")
+    with _reported(error_file):
+        subscription = Subscription(config)
+        with _stopped_by_signals(subscription):
+            durable = subscription.receive(until, once=once)
     print(f"everything before {durable} is durable in {subscription.config.changelog}", file=sys.stderr)
 
 
@@ -181,12 +204,53 @@ def verify(
 
 
 @contextlib.contextmanager
+def _reported(path: Path | None) -> Iterator[None]:
+    """Write an error also to a file, with its class."""
+    try:
+        yield
+    except (WalmereError, OSError) as error:
+        if path is not None:
+            known = error if isinstance(error, WalmereError) else WalmereError("receiving", str(error))
+            write_error(path, known)
+        raise
+
+
+@contextlib.contextmanager
 def _stopped_by_signals(worker: Subscription) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the work soon, and in any case within `_ENDING`; a second one ends it at once.
+
+    It may be ended at any point, as by `kill -9`: what was confirmed is durable, and what was not is done again.
+    """
     wanted = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: worker.stop()) for number in wanted]
+    signals = 0
+
+    def end_now(code: int) -> None:
+        worker.abandon()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    def give_up() -> None:
+        print(f"walmere: not everything has ended within {_ENDING:.0f} s; leaving it", file=sys.stderr)
+        end_now(0)
+
+    watchdog = threading.Timer(_ENDING, give_up)
+    watchdog.daemon = True
+
+    def handle(number: int, _: object) -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            end_now(128 + number)
+        watchdog.start()
+        worker.stop()
+
+    before = [signal.signal(number, handle) for number in wanted]
     try:
         yield
     finally:
+        watchdog.cancel()
         for number, handler in zip(wanted, before, strict=True):
             signal.signal(number, handler)
 

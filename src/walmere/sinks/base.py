@@ -54,6 +54,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from walmere.errors import SinkFull, WalmereError
 from walmere.lsn import Lsn
 from walmere.sinks.owner import Owner
 from walmere.sinks.points import Entry
@@ -287,3 +288,15 @@ class Sink(Protocol):
 
         If there are none, what was published before stays until there is one.
         """
+
+
+_DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|os error 28\b")
+
+
+def full_or(error: WalmereError, said: str = "") -> WalmereError:
+    """SinkFull, if the error is that a disk is full. Else the error itself."""
+    full = _DISK_FULL.search(error.wrong) or _DISK_FULL.search(said)
+    if full is None:
+        return error
+    wrong = error.wrong if _DISK_FULL.search(error.wrong) else full[0]
+    return SinkFull("writing to the target", wrong, "make room there; the changes wait in the change log")

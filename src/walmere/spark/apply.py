@@ -30,9 +30,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from walmere.errors import ChangeLogDamaged, NotMirrored, SinkMismatch, TypeMismatch, WalmereError
+from walmere.errors import (
+    ChangeLogDamaged,
+    ChangeLogError,
+    NotMirrored,
+    SinkError,
+    SinkMismatch,
+    TypeMismatch,
+    WalmereError,
+)
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.sinks.base import Publisher, Sink, StagedFile, TableName
+from walmere.sinks.base import Publisher, Sink, StagedFile, TableName, full_or
 from walmere.sinks.owner import Owner
 from walmere.sinks.points import now
 from walmere.spark import changes, messages
@@ -54,6 +62,8 @@ _log = logging.getLogger(__name__)
 
 MAX_LSN: Final = Lsn((1 << 64) - 1)
 _NOT_IN_LOG: Final = "the change log does not have any more what is still to be applied to it"
+_LITTLE: Final = 1 << 20
+"""Bytes: a disk with less is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,8 +382,17 @@ class Apply:
         try:
             self._record([pickle.loads(row.result) for row in rows])  # noqa: S301
         except WalmereError as error:
-            self.error = error  # Spark would bring back its text only
-            raise
+            self.error = full_or(error)  # Spark would bring back its text only
+            raise self.error from None
+        except OSError as error:
+            self.error = self._disk_error(error)
+            raise self.error from None
+
+    def _disk_error(self, error: OSError) -> WalmereError:
+        """Of the state's disk, or else of the target's; they may be one."""
+        if shutil.disk_usage(self._directory).free < _LITTLE:
+            return ChangeLogError(f"writing below {self._directory}", str(error), "make room or repair the disk")
+        return full_or(SinkError("writing to the target", str(error), "see that it can be written"))
 
     def _record(self, results: list[Applied | Batch]) -> None:
         """Commit what tasks have staged, and write down where each table stands."""

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import pyspark
 from pyspark import SparkContext
+from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
 
-from walmere.errors import ConfigError, NotConfigured
+from walmere.errors import ConfigError, NotConfigured, SparkEnded, SparkUnavailable
 from walmere.spark.daemon import NICE
+from walmere.subscription.receiver_process import how_it_ended
 
 _JAVA: Final = 17
 _PYTHON: Final = Path(__file__).with_name("python")
 _ATTEMPTS: Final = 4  # of a task, as on a cluster
+_REACHING: Final = 5.0
+"""Seconds that a master has to accept a connection. Spark itself would try for more than a minute."""
+_MASTER: Final = re.compile(r"(?:spark|k8s)://(?:https?://)?([^/]+)")
+_PORTS: Final = {"spark": 7077, "k8s": 443}
 _DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     # a big table's copy must not hold up the batches of the others
@@ -50,6 +60,7 @@ _DEFAULTS: Final = {
 def session(name: str, master: str, settings: Mapping[str, str], log: Path | None = None) -> SparkSession:
     """Start Spark, or find it running in this process. What the JVM has to say goes to the log, if there is one."""
     require_java()
+    require_master(master)
     python = settings.get("spark.pyspark.python") or _python()
     os.environ.setdefault("PYSPARK_PYTHON", python)  # that alone is what PySpark goes by
     if master.startswith("local"):
@@ -65,16 +76,93 @@ def session(name: str, master: str, settings: Mapping[str, str], log: Path | Non
         made = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with _stderr_to(path):
+            with _stderr_to(path), _own_signals():
                 spark = builder.getOrCreate()
         except Exception as error:
             wrong = _reason(path.read_text(errors="replace"), error)
             path.unlink()
             if made:
                 path.parent.rmdir()
-            raise ConfigError("starting Spark", wrong, "correct [spark]") from None
+            raise ConfigError(f"starting Spark at {master}", wrong, "correct [spark]") from None
+    if log is not None:
+        _log_to(log)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def require_master(master: str) -> None:
+    """Refuse a master at an address where nobody answers."""
+    found = _MASTER.match(master)
+    addresses = found[1].split(",") if found else []
+    wrong = []
+    for address in addresses:
+        host, _, port = address.rpartition(":") if re.search(r":\d+$", address) else (address, "", "")
+        try:
+            number = int(port) if port else _PORTS[master.partition(":")[0]]
+            socket.create_connection((host.strip("[]"), number), _REACHING / len(addresses)).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            wrong.append(f"{address}: {getattr(error, 'strerror', None) or error}")
+    if wrong:
+        hint = "start it, or correct spark.master"
+        raise SparkUnavailable("starting Spark", f"the master {master} does not answer ({'; '.join(wrong)})", hint)
+
+
+def require_alive(log: Path | None = None, seconds: float = 0.0) -> None:
+    """Raise SparkEnded if the JVM has ended that was started here, or does so within these seconds."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    hint = "start again; nothing is lost" + (f". If it happens again, see {log}" if log is not None else "")
+    raise SparkEnded("running Spark", f"Spark's JVM {how_it_ended(code)}", hint)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """PySpark takes SIGINT for itself: it would raise KeyboardInterrupt wherever the main thread is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _log_to(path: Path) -> None:
+    """Have PySpark and py4j log beside the JVM. They log tracebacks of what we report in one line."""
+    for name in ("py4j", "pyspark"):
+        logger = logging.getLogger(name)
+        for handler in [each for each in logger.handlers if isinstance(each, logging.FileHandler)]:
+            logger.removeHandler(handler)
+            handler.close()
+        handler = logging.FileHandler(path, delay=True)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    for each in logging.getLogger().handlers:
+        each.addFilter(_not_from_py4j)  # a function: added once, however often
+    # it prints a traceback when a worker or the JVM is gone
+    setattr(AccumulatorTCPServer, "handle_error", _log_error)  # noqa: B010
+
+
+def _not_from_py4j(record: logging.LogRecord) -> bool:
+    """Some of it py4j logs in nobody's name."""
+    if "py4j" not in Path(record.pathname).parts:
+        return True
+    if record.name == "root":
+        logging.getLogger("py4j").handle(record)
+    return False
+
+
+def _log_error(*_: object) -> None:
+    logging.getLogger("pyspark").exception("receiving an accumulator")
 
 
 def _python() -> str:

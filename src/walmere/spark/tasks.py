@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from walmere import errors
 from walmere.errors import WalmereError
+from walmere.sinks.base import full_or
+from walmere.spark.session import require_alive
 
 _LOOK: Final = 0.5
 _TOGETHER: Final = 64
@@ -67,6 +69,9 @@ class SparkTasks:
             return take(self._context.parallelize(items, len(items)).map(function))
         except Py4JJavaError as error:
             raise failure(error) from None
+        except (Py4JError, OSError) as error:
+            require_alive(seconds=_LOOK)
+            raise WalmereError("running a task on Spark", str(error) or repr(error)) from None
         finally:
             ended.set()
 
@@ -91,6 +96,10 @@ def _watch(tell: Callable[[int, int], None], done: Any, count: int, ended: threa
 
 def failure(error: Exception) -> WalmereError:
     """What went wrong in a task: the error that it raised, without the stack traces of two languages around it."""
+    return full_or(_failure(error), str(error))
+
+
+def _failure(error: Exception) -> WalmereError:
     said = [line.strip() for line in str(error).splitlines()]
     for number, line in reversed(list(enumerate(said))):
         if found := re.match(r"(?:walmere\.)?errors\.(\w+): (.*?): (.*)", line):

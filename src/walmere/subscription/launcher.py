@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 from walmere.changelog import manifest
 from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import ChangeLogInUse, NotMirrored, SlotInUse, SourceError, SourceUnavailable, WalmereError
+from walmere.errors import ChangeLogInUse, NotMirrored, SinkFull, SlotInUse, SourceUnavailable, WalmereError
 from walmere.lsn import Lsn
-from walmere.sinks.base import Sink, TableName
+from walmere.sinks.base import Sink, TableName, full_or
 from walmere.sinks.owner import Owner
 from walmere.subscription import ownership, receiver, requests
+from walmere.subscription.backoff import Backoff
+from walmere.subscription.executor import DaemonExecutor
+from walmere.subscription.receiver_process import ReceiverProcess
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
@@ -45,10 +43,14 @@ REFRESH: Final = 5.0
 REFRESH_ALTERED: Final = 0.5
 """The same, while a table waits to take on columns that were altered."""
 STARTS: Final = 5
-"""Times that the query is started if Spark's patience with its Python process ends before that is up."""
-_SLOW: Final = "Python worker failed to connect back"
+"""Times in a row that the query is started without having applied anything, before its error ends the run."""
+ENDING: Final = 6.0
+"""Seconds that the query and the copies have to end. Then they are left: either can be cut off at any point."""
+_BACKOFF: Final = (0.2, 30.0)
+"""Seconds before the query is started again, at first and at most."""
 _POLL: Final = 0.05
-_PATIENCE: Final = 30.0
+_DYING: Final = 2.0
+"""Seconds from the end of the JVM's connections to its own."""
 
 
 class Query(Protocol):
@@ -78,85 +80,6 @@ class ApplyWorker(Protocol):
 
     def enter_copies(self) -> None:
         """Without a query: enter into the ledger that the tables stand at one LSN, all of them just copied."""
-
-
-class ReceiverProcess:
-    """`walmere receive` as a child.
-
-    If another process is writing the log already, that is as good: it is left alone, and ours waits for its turn. But
-    one that an earlier launcher has left behind is ended, since nobody else would.
-    """
-
-    def __init__(self, config_file: Path, config: Config, until: Lsn | None) -> None:
-        self._changelog = config.changelog
-        self._log = config.subscription.directory / "receiver.log"
-        self._pids = config.subscription.directory / "receiver.pids"
-        self._command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
-        self.until = until
-        """None: until it is ended. May be moved on: more was wanted than at first."""
-        self._ended_at: float | None = None
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._end_orphan()
-        self._process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._runs_until = self.until
-        command = [*self._command, *(["--until", str(self.until)] if self.until is not None else [])]
-        with self._log.open("wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._pids.write_text(f"{process.pid} {os.getpid()}")
-        return process
-
-    def _end_orphan(self) -> None:
-        holder = Lock.holder(self._changelog)
-        if holder is None or not self._pids.exists():
-            return
-        pids = self._pids.read_text().split()
-        receiver, launcher = map(int, pids) if len(pids) == 2 else (0, 0)  # torn by a crash
-        if receiver == holder and not _is_alive(launcher):  # who has the lock cannot be another with its number
-            os.kill(receiver, signal.SIGTERM)
-            deadline = time.monotonic() + _PATIENCE
-            while Lock.holder(self._changelog) == receiver and time.monotonic() < deadline:
-                time.sleep(_POLL)
-
-    def __enter__(self) -> ReceiverProcess:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_PATIENCE)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-    def check(self) -> None:
-        """Raise what ended it, if it did not end well."""
-        if self._process.poll() == 0 and self._runs_until != self.until:
-            self._process = self._start()
-        if self._process.poll() in (None, 0):
-            return
-        now = time.monotonic()
-        if self._ended_at is None and Lock.holder(self._changelog) is None:
-            said = self._log.read_text(errors="replace")
-            _, found, last = said.rpartition("walmere: ")
-            wrong, _, hint = (last if found else said[-2000:]).strip().partition("\n  hint: ")
-            raise SourceError("receiving", wrong, hint)
-        self._ended_at = self._ended_at or now
-        if now - self._ended_at > RETRY:
-            self._ended_at = None
-            self._process = self._start()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 class Copies:
@@ -268,10 +191,15 @@ class Launcher:
         self._sync = sync
         self.apply = apply
         self._stopping = threading.Event()
-        self._starts = 0
         self._claimed = False
         self.take_over = False
         """Take tables of the target from other owners."""
+        self._backoff = Backoff(*_BACKOFF)
+        self._began_at = apply.applied
+        self._start_at = 0.0
+        self._process: ReceiverProcess | None = None
+        self.require_spark: Callable[[float], None] = lambda _: None
+        """Raises if Spark has ended, or does so within these seconds."""
         self.on_poll: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
 
@@ -285,15 +213,16 @@ class Launcher:
         Tables that are copied meanwhile have what their snapshots saw, which may be more. Then it goes on until the
         others have that, too: a run leaves all tables at one point.
         """
-        directory = self._config.subscription.directory
-        try:
-            lock = Lock(directory / "run")
-        except ChangeLogInUse as error:
-            raise ChangeLogInUse(f"running the subscription in {directory}", error.wrong, "one is enough") from None
+        lock = lock_run(self._config.subscription.directory)
         try:
             self._run(until)
         finally:
             lock.release()
+
+    def abandon(self) -> None:
+        """The process is about to end, whatever is still under way: leave no receiver behind."""
+        if self._process is not None:
+            self._process.kill()
 
     def _run(self, until: Lsn | None) -> None:
         log = self._config.changelog / manifest.NAME
@@ -301,9 +230,10 @@ class Launcher:
         prepared = self._prepare_target()
         with (
             ReceiverProcess(self._config_file, self._config, until) as process,
-            ThreadPoolExecutor(COPIES) as copying,
-            ThreadPoolExecutor(COPIES) as looking,
+            DaemonExecutor(COPIES, "copying") as copying,
+            DaemonExecutor(COPIES, "looking") as looking,
         ):
+            self._process = process
             while not log.exists() and not self._stopping.is_set():
                 process.check()
                 time.sleep(_POLL)
@@ -319,22 +249,23 @@ class Launcher:
             try:
                 while not self._stopping.is_set() and not (copies.done() and self._applied(end, query, copies)):
                     process.until = end = self._end(until)
+                    self.require_spark(0.0)
                     process.check()
                     requests.take(self._config.subscription.directory, self._tables)
                     copies.poll()
                     if query is not None:
-                        query = self._checked(query)
-                    elif self._has_something_to_apply(end, copies):
-                        self._starts += 1
-                        query = self.apply.start()
+                        query = self._checked(query, until)
+                    elif time.monotonic() >= self._start_at and self._has_something_to_apply(end, copies):
+                        query = self._start(until)
                     self.on_poll()
                     time.sleep(_POLL)
+            except (WalmereError, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                self._require_spark_after(error)
+                raise
             finally:
-                if query is not None:
-                    query.stop()
-                while copies.cancel():  # again: one may have been between two things that can be cancelled
-                    self._sync.stop()
-                    time.sleep(_POLL)
+                self._wind_up(process, query, copies)
             if query is None and not self._stopping.is_set():
                 self.apply.enter_copies()
             if copies.failed and until is not None:
@@ -357,6 +288,25 @@ class Launcher:
         with manifest.Manifest(self._config.changelog) as log:
             self.apply.prepare(log.header.start_lsn)
         return True
+
+    def _wind_up(self, process: ReceiverProcess, query: Query | None, copies: Copies) -> None:
+        """End everything, all at the same time. What does not end is left to itself, in threads of its own."""
+        deadline = time.monotonic() + ENDING
+
+        def end_copies() -> None:
+            while copies.cancel() and time.monotonic() < deadline:  # again: one may have been between two things
+                self._sync.stop()
+                time.sleep(_POLL)
+
+        process.terminate()
+        work = {"the copies": end_copies} | ({} if query is None else {"the apply query": query.stop})
+        threads = {what: threading.Thread(target=_quietly, args=(end,), daemon=True) for what, end in work.items()}
+        for thread in threads.values():
+            thread.start()
+        for what, thread in threads.items():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                _log.warning("%s did not end within %.0f s", what, ENDING)
 
     def _messages(self) -> TableName | None:
         wanted = self._config.target.messages if self._config.target is not None else None
@@ -410,16 +360,64 @@ class Launcher:
         tables = [each for each in self._tables if each.published and each.oid not in copies.failed]
         return all(each.follows and each.applied_lsn >= until for each in tables) and bool(tables or query is not None)
 
-    def _checked(self, query: Query) -> Query | None:
-        """Raise what ended the query, if something did. None: it is to be started again.
+    def _require_spark_after(self, error: Exception) -> None:
+        """Connections to a JVM that was killed are cut somewhat before it has ended."""
+        cut = isinstance(error, OSError) or type(error).__module__.startswith("py4j")
+        self.require_spark(_DYING if cut else 0.0)
 
-        Spark gives the process that runs the query's source ten seconds to come up, which is no setting. On a machine
-        that has too much to do it may take longer, and nothing has happened yet.
-        """
+    def _start(self, until: Lsn | None) -> Query | None:
+        """Start the query. None: it is to be tried again."""
+        self.apply.error = None
+        self._began_at = self.apply.applied
+        try:
+            query: Query = self.apply.start()
+        except Exception as error:  # Spark asks its Python processes already here
+            self._try_again(error, until)
+            return None
+        return query
+
+    def _checked(self, query: Query, until: Lsn | None) -> Query | None:
+        """The query, if it runs. None: it is to be started again."""
         if (ended := query.exception()) is None:
             return query
-        said = str(ended).strip() or repr(ended)
-        if self.apply.error is None and _SLOW in said and self._starts < STARTS:
-            _log.warning("starting to apply changes took too long for Spark; once more")
-            return None
-        raise self.apply.error or WalmereError("applying changes", said)
+        self._try_again(ended, until)
+        return None
+
+    def _try_again(self, ended: Exception, until: Lsn | None) -> None:
+        """Raise what ended the query, unless it may help to start it again.
+
+        That helps if Spark's Python processes were killed; or if the one that runs the query's source was not up within
+        the ten seconds that Spark gives it, which is no setting. Whether it did help shows in what is applied. A full
+        target is waited for, unless the run ends by itself: the receiver goes on, and the log has the changes.
+        """
+        self._require_spark_after(ended)
+        said = WalmereError("applying changes", _first_line(str(ended)) or repr(ended))
+        error = full_or(ended if isinstance(ended, WalmereError) else self.apply.error or said)
+        full = isinstance(error, SinkFull)
+        if not (full or error.transient or type(error) is WalmereError):
+            raise error
+        if self.apply.applied > self._began_at:
+            self._backoff.reset()
+        pause = self._backoff.next(None if full and until is None else STARTS)
+        if pause is None:
+            raise error
+        _log.warning("%s: %s; starting to apply changes again in %.1f s", error.doing, error.wrong, pause)
+        self._start_at = time.monotonic() + pause
+
+
+def lock_run(directory: Path) -> Lock:
+    """The right to run the subscription; only one process may."""
+    try:
+        return Lock(directory / "run")
+    except ChangeLogInUse as error:
+        raise ChangeLogInUse(f"running the subscription in {directory}", error.wrong, "one is enough") from None
+
+
+def _quietly(end: Callable[[], None]) -> None:
+    """What goes wrong while something ends, because the JVM or the source is gone, is for nobody."""
+    with contextlib.suppress(Exception):
+        end()
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,199 @@
+"""`walmere receive` as a child of the launcher: started, watched, started again, ended.
+
+    it reports an error         that error ends the run; the child writes it to `receiver-error.json`, with its class
+    it is killed, or crashes    it is started again after a pause, with a warning
+    another process receives    that is as good; ours waits for its turn
+
+But a receiver that an earlier launcher has left behind is ended, since nobody else would.
+
+What it logs goes to `receiver.log`; its warnings are repeated on our own stderr. It writes to a file and not to a pipe,
+because it goes on if we are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from walmere.changelog import manifest
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.writer import Lock
+from walmere.config import Config
+from walmere.errors import ChangeLogInUse, SourceError, WalmereError, from_dict
+from walmere.lsn import Lsn
+from walmere.subscription.backoff import Backoff
+
+_log = logging.getLogger(__name__)
+
+RETRY: Final = 5.0
+"""Seconds until a receiver is started again that found another one at work."""
+TRIES: Final = 5
+"""Times in a row that a receiver may be killed or crash, in a run that ends by itself; else there is no limit."""
+_BACKOFF: Final = (0.5, 30.0)
+_STEADY: Final = 60.0
+"""Seconds after which a receiver that ended was not started in vain."""
+_PATIENCE: Final = 5.0
+"""Seconds that it has to end; then it is killed, which loses nothing."""
+_POLL: Final = 0.05
+_ERROR_BYTES: Final = 4096
+"""Of the file for the error. They are taken in advance: that a disk is full must be told, too."""
+_WARNING: Final = re.compile(rb"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$", re.MULTILINE)
+
+
+class ReceiverProcess:
+    """The child."""
+
+    def __init__(self, config_file: Path, config: Config, until: Lsn | None) -> None:
+        self._changelog = config.changelog
+        directory = config.subscription.directory
+        self._log, self._pids = directory / "receiver.log", directory / "receiver.pids"
+        self._error = directory / "receiver-error.json"
+        self._command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
+        self._command += ["--error-file", str(self._error)]
+        self.until = until
+        """None: until it is ended. May be moved on: more was wanted than at first."""
+        self._backoff = Backoff(*_BACKOFF)
+        self._due: float | None = None  # when to start it again
+        self._repeated = 0  # bytes of the log whose warnings were
+        directory.mkdir(parents=True, exist_ok=True)
+        self._end_orphan()
+        self._log.write_bytes(b"")
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._runs_until, self._due = self.until, None
+        self._reached = False
+        self._error.write_bytes(b" " * _ERROR_BYTES)
+        command = [*self._command, *(["--until", str(self.until)] if self.until is not None else [])]
+        self._started = time.monotonic()
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._pids.write_text(f"{process.pid} {os.getpid()}")
+        return process
+
+    def _end_orphan(self) -> None:
+        holder = Lock.holder(self._changelog)
+        if holder is None or not self._pids.exists():
+            return
+        pids = self._pids.read_text().split()
+        receiver, launcher = map(int, pids) if len(pids) == 2 else (0, 0)  # torn by a crash
+        if receiver == holder and not _is_alive(launcher):  # who has the lock cannot be another with its number
+            os.kill(receiver, signal.SIGTERM)
+            deadline = time.monotonic() + _PATIENCE
+            while Lock.holder(self._changelog) == receiver:
+                if time.monotonic() > deadline:
+                    with suppress(ProcessLookupError):
+                        os.kill(receiver, signal.SIGKILL)
+                time.sleep(_POLL)
+
+    def __enter__(self) -> ReceiverProcess:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE)
+        self.kill()
+        self._process.wait()
+        self._repeat_warnings()
+
+    def terminate(self) -> None:
+        """Have it end soon."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once. What it has confirmed is durable."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def check(self) -> None:
+        """Start it again if it was killed. Raises the error that ended it, if it reported one."""
+        self._repeat_warnings()
+        if (code := self._process.poll()) is None or (code == 0 and self._has_reached()):
+            return
+        now = time.monotonic()
+        if code == 0 and self._runs_until != self.until:
+            self._process = self._start()
+        elif self._due is None:
+            self._due = now + self._pause(code)
+        elif now >= self._due:
+            self._process = self._start()
+
+    def _has_reached(self) -> bool:
+        """Whether it ended because the log has all that was wanted; and not because somebody told it to."""
+        if self.until is None or self._runs_until != self.until:
+            return False
+        if not self._reached:
+            with Manifest(self._changelog) as log:
+                self._reached = manifest.summarise(log).end_lsn >= self.until
+        return self._reached
+
+    def _pause(self, code: int) -> float:
+        """Seconds until it is started again."""
+        error = read_error(self._error)
+        if isinstance(error, ChangeLogInUse) or (error is not None and Lock.holder(self._changelog) is not None):
+            return RETRY
+        if error is not None:
+            raise error
+        if time.monotonic() - self._started >= _STEADY:
+            self._backoff.reset()
+        ended = how_it_ended(code)
+        pause = self._backoff.next(None if self.until is None else TRIES)
+        if pause is None:
+            raise SourceError("receiving", f"the receiver {ended}, {TRIES} times in a row", f"see {self._log}")
+        _log.warning("the receiver %s; starting it again in %.1f s", ended, pause)
+        return pause
+
+    def _repeat_warnings(self) -> None:
+        """Whole lines only: the last one may still be being written."""
+        with suppress(FileNotFoundError), self._log.open("rb") as log:
+            log.seek(self._repeated)
+            lines = log.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._repeated += len(lines)
+        for said in _WARNING.findall(lines):
+            _log.warning("receiver: %s", said.decode(errors="replace"))
+
+
+def how_it_ended(code: int) -> str:
+    """What the exit code of a process says."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+    return f"was ended by signal {-code}"
+
+
+def write_error(path: Path, error: WalmereError) -> None:
+    """For the launcher, which has made the file."""
+    with suppress(OSError), path.open("r+b") as file:
+        file.write(json.dumps(error.to_dict()).encode())
+
+
+def read_error(path: Path) -> WalmereError | None:
+    """What a receiver has written; None if it ended without."""
+    try:
+        return from_dict(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
