@@ -24,8 +24,8 @@ from walmere.publisher.stream import Stream
 
 NAMES = [
     "connection", "server_version", "options", "standby", "wal_level", "replication_slots", "wal_senders", "role",
-    "publication", "column_lists", "select", "row_security", "replica_identity", "unlogged_tables", "foreign_tables",
-    "slot", "max_slot_wal_keep_size", "idle_database", "old_transactions",
+    "publication", "column_lists", "select", "row_security", "replica_identity", "partition_identity", "locks",
+    "unlogged_tables", "foreign_tables", "slot", "max_slot_wal_keep_size", "idle_database", "old_transactions",
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class Snapshot:
 
     name: str
     lsn: Lsn
-    lock_timeout: float = 0.0  # seconds that who imports it waits for a locked table; 0: for ever
+    lock_timeout: float = 10.0  # seconds that who imports it waits for a locked table; 0: for ever
 
 
 def slot_name(subscription: str, relation: int, system_identifier: str) -> str:

@@ -15,17 +15,16 @@ def writing(source: Source, application_name: str) -> list[str]:
         speaking(source, "looking at open transactions"),
     ):
         open_now = connection.execute(
-            "SELECT pid, coalesce(usename, '?'), datname, date_trunc('second', xact_start)::text, state,"
-            " left(query, 80) FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start"
+            "SELECT pid, coalesce(usename, '?'), datname, date_trunc('second', xact_start)::text, state"
+            " FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start"
         ).fetchall()
         prepared = connection.execute(
             "SELECT gid, owner, database, date_trunc('second', prepared)::text FROM pg_catalog.pg_prepared_xacts"
             " ORDER BY prepared"
         ).fetchall()
     return [
-        f"pid {pid} of role {user} in database {database}, since {since or '?'}, {state or '?'}:"
-        f" {' '.join(query.split())}"
-        for pid, user, database, since, state, query in open_now
+        f"pid {pid} of role {user} in database {database}, since {since or '?'}, {state or '?'}"
+        for pid, user, database, since, state in open_now
     ] + [
         f"prepared transaction '{gid}' of role {owner} in database {database}, since {since}"
         for gid, owner, database, since in prepared

@@ -18,7 +18,15 @@ from typing import Any, Final, Protocol
 from walmere.changelog import manifest
 from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import ChangeLogInUse, NotMirrored, SinkFull, SlotInUse, SourceUnavailable, WalmereError
+from walmere.errors import (
+    ChangeLogInUse,
+    NotMirrored,
+    SinkFull,
+    SlotInUse,
+    SourceUnavailable,
+    TableLocked,
+    WalmereError,
+)
 from walmere.lsn import Lsn
 from walmere.sinks.base import Sink, TableName, full_or
 from walmere.sinks.owner import Owner
@@ -107,9 +115,12 @@ class Copies:
         """See what has come of it, and begin what can begin. Raises what concerns more than one table."""
         now = time.monotonic()
         if self._discovery.done() and not self._look_again:
-            with contextlib.suppress(SourceUnavailable):
+            try:
                 self._discovery.result()
                 self._discovered = True
+            except WalmereError as error:
+                if not error.transient:
+                    raise
             altered = self._sync.discovery.altered_lsn is not None
             self._look_again = now + (REFRESH_ALTERED if altered else REFRESH)
         if self._look_again and now >= self._look_again and not (self._once and self._settled()):
@@ -338,7 +349,7 @@ class Launcher:
             for each in cancel:
                 each()
         if done.done():
-            with contextlib.suppress(SourceUnavailable, ChangeLogInUse, SlotInUse):
+            with contextlib.suppress(SourceUnavailable, TableLocked, ChangeLogInUse, SlotInUse):
                 done.result()
 
     def _end(self, until: Lsn | None) -> Lsn | None:
