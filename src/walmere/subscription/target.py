@@ -179,7 +179,9 @@ def move_back(
     changes: dict[int, Callable[[TableState], TableState]] = {}
     for known, found in behind:
         start = found.apply_from
-        if known.oid == 0:  # the table of messages; there is nothing to copy it from
+        if known.oid == 0 and found.found is None:  # somebody took the table of messages away: it begins anew
+            changes[0] = _went_back(known.applied_lsn, found, f"{found.why}; it goes on with new messages")
+        elif known.oid == 0:  # there is nothing to copy it from
             begin = max(start or INVALID_LSN, log_start)
             changes[0] = _went_back(begin, found, f"{found.why}; it is applied again from {begin}")
         elif start is not None and start >= log_start and _same_columns(known, found, tables, sink):
