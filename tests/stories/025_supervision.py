@@ -227,7 +227,8 @@ def test_a_run_ends_within_ten_seconds_whatever_the_source_does(
                 os.kill(run.pid, signal.SIGINT)
             code = run.wait(20)
             assert time.monotonic() - told < 10
-            assert code == (130 if which == "SIGINT twice" else 0), said.read_text()
+            # it may have ended, or be about to, when the second one comes
+            assert code in ((0, 130, -signal.SIGINT) if which == "SIGINT twice" else (0,)), said.read_text()
             eventually(lambda: not any(each.is_running() and each.status() != "zombie" for each in started))
     assert "Traceback" not in said.read_text(), said.read_text()
 

@@ -251,8 +251,9 @@ def _stopped_by_signals(worker: Subscription) -> Iterator[None]:
         yield
     finally:
         watchdog.cancel()
-        for number, handler in zip(wanted, before, strict=True):
-            signal.signal(number, handler)
+        if not signals:  # else the command is about to end, and a second one still ends it at once
+            for number, handler in zip(wanted, before, strict=True):
+                signal.signal(number, handler)
 
 
 @app.command()
