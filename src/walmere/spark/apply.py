@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -316,6 +317,12 @@ class Apply:
         """
         # not before: until now somebody else may have been running
         self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
+        try:
+            return self._start()
+        except Py4JJavaError as error:
+            raise failure(error) from None
+
+    def _start(self) -> StreamingQuery:
         checkpoint = self._directory / "checkpoint"
         if checkpoint.is_dir() and not checkpoint.is_symlink():
             shutil.rmtree(checkpoint)

@@ -50,11 +50,11 @@ REFRESH: Final = 5.0
 """Seconds after which the publications are looked at again, for tables that came or went."""
 REFRESH_ALTERED: Final = 0.5
 """The same, while a table waits to take on columns that were altered."""
-STARTS: Final = 5
+STARTS: Final = 6
 """Times in a row that the query is started without having applied anything, before its error ends the run."""
 ENDING: Final = 6.0
 """Seconds that the query and the copies have to end. Then they are left: either can be cut off at any point."""
-_BACKOFF: Final = (0.2, 30.0)
+_BACKOFF: Final = (0.1, 30.0)
 """Seconds before the query is started again, at first and at most."""
 _POLL: Final = 0.05
 _DYING: Final = 2.0
@@ -169,6 +169,7 @@ class Copies:
             known = self._tables.get(oid)
             if known is not None and known.error is not None:
                 self._due[oid] = now + RETRY
+                _log.warning("%s; trying again in %.0f s", _first_line(known.error), RETRY)
             self.failed.pop(oid, None)
             self._delay.pop(oid, None)
         except WalmereError as error:
