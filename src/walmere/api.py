@@ -32,8 +32,8 @@ from walmere.errors import ChangeLogError, ChangeLogInUse, ConfigError, WalmereE
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.relation import RelationVersion
 from walmere.publisher import catalog, slot
-from walmere.publisher.check import Finding
 from walmere.publisher.connect import check_dsn, connect, speaking
+from walmere.publisher.finding import Finding
 from walmere.sinks.base import TableName
 from walmere.subscription import requests
 from walmere.subscription.check import check

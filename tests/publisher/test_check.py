@@ -17,9 +17,10 @@ from walmere.demo.server import Server, binaries
 from walmere.errors import ConfigError
 from walmere.lsn import INVALID_LSN
 from walmere.publisher import check as preflight
-from walmere.publisher import slot
-from walmere.publisher.check import Level, check
+from walmere.publisher import check_slot, slot
+from walmere.publisher.check import check
 from walmere.publisher.connect import Connection, connect
+from walmere.publisher.finding import Check, Level
 from walmere.publisher.stream import Stream
 
 NAMES = [
@@ -72,7 +73,7 @@ def test_a_string_that_is_no_connection_string_is_a_matter_of_configuration() ->
 
 
 def test_a_connection_that_breaks_ends_the_preflight(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaking(connection: Connection, _source: Source) -> preflight.Check:
+    def breaking(connection: Connection, _source: Source) -> Check:
         connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         yield from ()
         return ""
@@ -434,7 +435,7 @@ def test_transactions_open_for_long_are_warned_of(shop: Database, role: str, mon
         assert (level, fix) == ("warning", f'GRANT pg_read_all_stats TO "{role}";')
         assert_fixed(shop, source, "old_transactions")
 
-        monkeypatch.setattr(preflight, "OLD_SECONDS", 0)
+        monkeypatch.setattr(check_slot, "OLD_SECONDS", 0)
         open_for_long, prepared = trouble(source, "old_transactions")
         assert f"(pid {writer.info.backend_pid})" in open_for_long[1]
         assert open_for_long[2] == f"SELECT pg_terminate_backend({writer.info.backend_pid});"

@@ -13,7 +13,8 @@ from mirror import Mirror
 from processes import eventually
 from walmere.demo.server import Server
 from walmere.errors import WalmereError
-from walmere.publisher.check import Level, check
+from walmere.publisher.check import check
+from walmere.publisher.finding import Level
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from receiving import receive_all
 from walmere.api import Subscription
 from walmere.errors import ChangeLogError, ColumnListsDiffer
 from walmere.lsn import Lsn
-from walmere.publisher.check import Finding, Level
+from walmere.publisher.finding import Finding, Level
 from walmere.subscription import receiver
 
 

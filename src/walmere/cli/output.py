@@ -15,7 +15,7 @@ from rich.table import Table
 
 from walmere.changelog.reader import Change, LoggedTransaction
 from walmere.pgoutput import messages as m
-from walmere.publisher.check import Finding
+from walmere.publisher.finding import Finding
 
 _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
 

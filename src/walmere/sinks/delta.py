@@ -44,9 +44,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -76,7 +75,7 @@ from walmere.sinks.owner import Owner, owned_by_another
 from walmere.sinks.parquet import Directory, conform, write
 from walmere.sinks.points import Entry
 from walmere.sinks.published import PLACE, LakePublisher, read_latest, read_owner
-from walmere.sinks.rewrite import DataFile, Files, rewrite
+from walmere.sinks.rewrite import DataFile, Files, files_of, rewrite
 
 APP_ID: Final = "walmere"
 
@@ -592,20 +591,3 @@ def _delta_schema(schema: pa.Schema) -> Schema:
 def arrow_schema(opened: DeltaTable) -> pa.Schema:
     """The columns of the version that is open."""
     return pa.schema(opened.schema().to_arrow())
-
-
-def files_of(opened: DeltaTable) -> tuple[list[DataFile], pa.Table]:
-    """The files of the version that is open, and the bounds of their columns."""
-    actions = pa.table(opened.get_add_actions(flatten=False))
-    deleted: dict[str, Any] = {}
-    if "deletionVectors" in (opened.protocol().reader_features or ()):
-        for batch in opened.deletion_vectors():
-            vectors = pa.record_batch(batch)
-            for path, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-                keep = kept.values.to_numpy(zero_copy_only=False).astype(np.bool_)
-                deleted[path.rpartition("/")[2]] = np.flatnonzero(~keep)
-    paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
-    files = [
-        DataFile(path, size, deleted.get(path.rpartition("/")[2])) for path, size in zip(paths, sizes, strict=True)
-    ]
-    return files, actions

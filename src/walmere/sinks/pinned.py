@@ -13,9 +13,9 @@ from deltalake.exceptions import DeltaError
 
 from walmere.errors import LakeError, SinkMismatch
 from walmere.sinks.base import TableName
-from walmere.sinks.delta import DeltaSink, FilePiece, arrow_schema, files_of
+from walmere.sinks.delta import DeltaSink, FilePiece, arrow_schema
 from walmere.sinks.parquet import Directory
-from walmere.sinks.rewrite import DataFile
+from walmere.sinks.rewrite import DataFile, files_of
 
 
 class Pinned:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
 from walmere.errors import SinkMismatch
 from walmere.sinks.base import Identity, Net, StagedFile
@@ -269,3 +270,20 @@ def _bound(bounds: pa.Table, side: str, name: str) -> Any:
     kind = values.type
     told = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)
     return values if told or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind) else None
+
+
+def files_of(opened: DeltaTable) -> tuple[list[DataFile], pa.Table]:
+    """The files of the version that is open, and the bounds of their columns."""
+    actions = pa.table(opened.get_add_actions(flatten=False))
+    deleted: dict[str, Any] = {}
+    if "deletionVectors" in (opened.protocol().reader_features or ()):
+        for batch in opened.deletion_vectors():
+            vectors = pa.record_batch(batch)
+            for path, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
+                keep = kept.values.to_numpy(zero_copy_only=False).astype(np.bool_)
+                deleted[path.rpartition("/")[2]] = np.flatnonzero(~keep)
+    paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
+    files = [
+        DataFile(path, size, deleted.get(path.rpartition("/")[2])) for path, size in zip(paths, sizes, strict=True)
+    ]
+    return files, actions

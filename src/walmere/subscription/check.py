@@ -14,8 +14,9 @@ from typing import Final
 from walmere.changelog.writer import Lock, header_of
 from walmere.config import Config
 from walmere.errors import ChangeLogError, PublicationMissing, SlotLost, SlotMissing, SlotUnsuitable, WalmereError
-from walmere.publisher.check import Finding, Level, Subscriber
 from walmere.publisher.check import check as check_source
+from walmere.publisher.check_slot import Subscriber
+from walmere.publisher.finding import Finding, Level
 from walmere.subscription import receiver
 
 LEAST_FREE: Final = 5 << 30
