@@ -106,7 +106,7 @@ KEYS = {
         dict.fromkeys(
             (
                 *("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"),
-                *("lag_bytes", "lag_seconds"),
+                *("lag_bytes", "lag_seconds", "locked", "next_copy"),
             )
         )
     ],

@@ -83,7 +83,9 @@ def test_a_task_that_fails_when_its_work_is_done_is_tried_again_and_doubles_noth
     assert len(staged) == 4, "the files of the first attempts are there"
     assert len(mirror.delta("t").file_uris()) == 2, "and nobody's"
     mirror.assert_equal("t")
-    database.execute("INSERT INTO t SELECT -i FROM generate_series(1, 100) i", "UPDATE t SET v = 'x' WHERE id % 2 = 0")
+    database.execute(  # in one transaction, and so in one batch
+        "BEGIN; INSERT INTO t SELECT -i FROM generate_series(1, 100) i; UPDATE t SET v = 'x' WHERE id % 2 = 0; COMMIT"
+    )
     before = mirror.delta("t").version()
     with writing_by(attempts.DiesWhenApplied, mirror):
         mirror.run_once()

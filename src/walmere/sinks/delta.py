@@ -404,7 +404,12 @@ class DeltaSink:
     def claim_points(self, subscription: str) -> None:
         """See that the points that were published under this name are the owner's. Raises OwnedByAnother."""
         place = self.published(subscription)
-        theirs = None if self.owner is None or self.take_over else read_owner(place)
+        try:
+            theirs = None if self.owner is None or self.take_over else read_owner(place)
+        except OSError as error:
+            raise SinkError(
+                f"looking at the lake in {self.path}", str(error), "see that it is a directory that can be written"
+            ) from error
         if self.owner is not None and theirs is not None and not self.owner.same(theirs):
             doing = f"publishing points in {place.location}"
             raise owned_by_another(doing, f"the name {subscription}", theirs)
