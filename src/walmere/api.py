@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from walmere import config as configuration
 from walmere.changelog.manifest import Manifest
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-
-_RECEIVERS: Final = ("receiver.json", "receiver.log", "receiver.pids", "receiver-error.json")
 
 
 class Subscription:
@@ -116,7 +114,7 @@ class Subscription:
         require_usable(self.directory)
         if (pid := Lock.holder(self.directory / "run")) is not None:  # before Spark starts, which takes its time
             doing = f"running the subscription in {self.directory}"
-            raise ChangeLogInUse(doing, f"process {pid} runs it already", "one is enough")
+            raise ChangeLogInUse(doing, f"process {pid} runs it already", "end that process first")
         with self._stoppable():
             until = self._until(until, once)
             launcher = self.launcher(tell)
@@ -163,7 +161,7 @@ class Subscription:
         if not once:
             return until
         if until is not None:
-            raise ConfigError("reading the arguments", "once and until cannot be given together", "leave one away")
+            raise ConfigError("reading the arguments", "once and until cannot be given together", "give one")
         return self.source_position()
 
     def transactions(

@@ -71,7 +71,7 @@ def test_until_an_lsn_that_is_still_to_come_is_waited_for(
     here = Lsn.parse(database18.value("SELECT pg_current_wal_lsn()::text"))
     output = tmp_path / "out"
     with running("receive", "--until", str(Lsn(here + 20_000)), "-c", path, output=output) as process:
-        eventually(lambda: database18.slot in slots(database18), why=output.read_text)
+        eventually(database18.streaming, why=output.read_text)
         database18.execute("INSERT INTO t VALUES (1)")
         eventually(lambda: (config.changelog / "manifest.jsonl").exists() and ids(config) == [1])
         assert process.poll() is None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 
 import psycopg
+import pytest
 
 from conftest import Database
 from publisher.test_table import source_of
 from walmere.publisher import catalog
+from walmere.publisher.column_lists import conflicts
 from walmere.publisher.connect import connect
 from walmere.publisher.publication import published
 
@@ -83,3 +85,17 @@ def test_a_table_that_somebody_has_locked_hides_no_other_and_is_named(database: 
         names = {table.oid: table.name for table in tables}
         assert {names[oid] for oid in locked} == {"plain", "root"}
         assert all(f"process {other.info.backend_pid} " in who for who in locked.values())
+
+
+@pytest.mark.since(15, "column lists")
+def test_column_lists_of_a_leaf_are_compared_with_those_it_has_through_its_root(database: Database) -> None:
+    database.execute(
+        SCHEMA,
+        "CREATE PUBLICATION a FOR TABLE root",
+        "CREATE PUBLICATION b FOR TABLE root_1 (id, r)",
+        "ALTER TABLE root ADD v int",
+    )
+    [found] = conflicts(database.connection, ["a", "b"])
+    assert found.table == "public.root_1"
+    database.execute(*found.fix.split("; "))
+    assert conflicts(database.connection, ["a", "b"]) == []

@@ -84,7 +84,7 @@ def test_every_combination_of_the_identities_of_root_and_leaves_is_mirrored_or_r
     database.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root)")
     mirror = Mirror(database, tmp_path)
     wanted = {table for table, (root, leaf) in combinations.items() if refused(root, leaf)}
-    with pytest.raises(NotMirrored, match="do not tell rows of different partitions apart"):
+    with pytest.raises(NotMirrored, match="do not identify a row across all partitions"):
         mirror.run_once()
     errors = {each.table.name: each.error for each in mirror.tables() if each.error is not None}
     assert set(errors) == wanted, "those that cannot be mirrored, and no others"
@@ -119,7 +119,7 @@ def test_a_leaf_that_gets_another_identity_is_noticed(database18: Database, tmp_
     with mirror.following():
         mirror.becomes_equal("t")
         database.execute("ALTER TABLE t_1 REPLICA IDENTITY USING INDEX t_1_u", "DELETE FROM t WHERE id = 2")
-        mirror.becomes(lambda: "different partitions" in (mirror.tables()[mirror.oid("t")].error or ""))
+        mirror.becomes(lambda: "across all partitions" in (mirror.tables()[mirror.oid("t")].error or ""))
         database.execute("ALTER TABLE t_1 REPLICA IDENTITY FULL", "DELETE FROM t WHERE id = 4")
         mirror.becomes_equal("t")
         database.execute("UPDATE t SET id = id + 50 WHERE id < 8")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
@@ -10,8 +13,10 @@ import pytest
 
 from conftest import Database
 from mirror import Mirror
+from processes import Here
 from walmere.errors import TableLocked
 from walmere.publisher.connect import connect, speaking
+from walmere.subscription import state
 from walmere.subscription.state import Phase
 from walmere.subscription.tablesync import look
 
@@ -82,6 +87,10 @@ def test_rows_that_were_written_while_a_table_was_unlogged_or_a_partition_detach
         *(f"INSERT INTO {t} SELECT i, i FROM generate_series(1, 9) i" for t in ("wide", "narrow", "vacuumed")),
         "INSERT INTO root SELECT i, 1 + i % 2, 'row' FROM generate_series(1, 10) i",
         "CREATE PUBLICATION loose FOR TABLE root",
+        "CREATE TABLE daily (id int, r int, PRIMARY KEY (id, r)) PARTITION BY LIST (r)",
+        "CREATE TABLE daily_1 PARTITION OF daily FOR VALUES IN (1)",
+        "INSERT INTO daily SELECT i, 1 FROM generate_series(1, 10) i",
+        "CREATE PUBLICATION by_root FOR TABLE daily WITH (publish_via_partition_root)",
         "CREATE SCHEMA s",
         "ALTER TABLE wide SET SCHEMA s",
         "ALTER TABLE narrow SET SCHEMA s",
@@ -89,7 +98,7 @@ def test_rows_that_were_written_while_a_table_was_unlogged_or_a_partition_detach
         "CREATE PUBLICATION whole FOR "
         + ("TABLES IN SCHEMA s" if database.major >= 15 else "TABLE s.wide, s.narrow, s.vacuumed"),
     )
-    mirror = Mirror(database, tmp_path, "loose", "whole")
+    mirror = Mirror(database, tmp_path, "loose", "whole", "by_root")
     mirror.run_once()
     before = copies(mirror)
     changed = []
@@ -102,11 +111,13 @@ def test_rows_that_were_written_while_a_table_was_unlogged_or_a_partition_detach
             )
     database.execute(
         "VACUUM FULL s.vacuumed",
+        "CREATE TABLE daily_2 PARTITION OF daily FOR VALUES IN (2)",
+        "INSERT INTO daily VALUES (100, 2)",
         "BEGIN; ALTER TABLE root DETACH PARTITION leaf; INSERT INTO leaf VALUES (100, 1, 'detached');"
         " ALTER TABLE root ATTACH PARTITION leaf FOR VALUES IN (1); COMMIT",
     )
     mirror.run_once()
-    mirror.assert_equal("leaf", "other")
+    mirror.assert_equal("leaf", "other", "daily")
     for table in ("wide", "narrow", "vacuumed"):
         mirror.assert_equal(table, schema="s")
     after = copies(mirror)
@@ -141,3 +152,47 @@ def test_a_table_that_is_locked_for_long_does_not_keep_the_others_from_following
         other.rollback()
         database.execute("INSERT INTO held VALUES (2)")
         mirror.becomes_equal("held", "free")
+
+
+def test_a_copy_that_does_not_help_waits_until_the_table_is_altered_or_somebody_asks(
+    database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here
+) -> None:
+    monkeypatch.setattr(state, "SETBACK_WAITS", (0.0, 3600.0))
+    database = database18
+    database.execute(
+        "CREATE TABLE root (id int, r int, PRIMARY KEY (id, r)) PARTITION BY LIST (r)",
+        *(f"CREATE TABLE root_{n} PARTITION OF root FOR VALUES IN ({n})" for n in (1, 2)),
+        "CREATE PUBLICATION pub FOR TABLE root",
+    )
+    mirror = Mirror(database, tmp_path)
+    mirror.set("target", gather_partitions=True)
+
+    def refuse() -> None:
+        """A TRUNCATE of one of the gathered partitions cannot be applied; a copy has its effect."""
+        database.execute("INSERT INTO root SELECT i, 1 + i % 2 FROM generate_series(1, 9) i ON CONFLICT DO NOTHING")
+        mirror.becomes_equal("root")
+        database.execute("TRUNCATE root_1")
+
+    def waits() -> bool:
+        known = next(iter(mirror.tables()))
+        return known.setbacks == 2 and known.retry_at > time.time()
+
+    with mirror.following():
+        mirror.becomes_equal("root")
+        refuse()
+        mirror.becomes_equal("root")  # copied again at once
+        refuse()
+        mirror.becomes(waits)
+        [shown] = json.loads(here("status", "-c", mirror.file, "--json")[1])["tables"]
+        assert shown["next_copy"] > datetime.now(UTC).isoformat()
+        assert "empties some of the partitions" in shown["error"]
+        assert "walmere resync public.root" in here("status", "-c", mirror.file)[1]
+        database.execute("ALTER TABLE root ADD v int")
+        mirror.becomes_equal("root")
+        refuse()
+        mirror.becomes_equal("root")
+        refuse()
+        mirror.becomes(waits)
+        code, _, said = here("resync", "-c", mirror.file, "root")
+        assert code == 0, said
+        mirror.becomes_equal("root")

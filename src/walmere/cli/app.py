@@ -232,7 +232,7 @@ def _stopped_by_signals(worker: Subscription) -> Iterator[None]:
         os._exit(code)
 
     def give_up() -> None:
-        print(f"walmere: not everything has ended within {_ENDING:.0f} s; leaving it", file=sys.stderr)
+        print(f"walmere: some work did not stop within {_ENDING:.0f} s; exiting anyway", file=sys.stderr)
         end_now(0)
 
     watchdog = threading.Timer(_ENDING, give_up)

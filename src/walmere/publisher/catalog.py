@@ -12,7 +12,7 @@ from psycopg.sql import SQL, Identifier
 from walmere.errors import PublicationMissing
 from walmere.lsn import Lsn
 from walmere.publisher.connect import Connection
-from walmere.publisher.identity import TreeIdentity, tree_identities
+from walmere.publisher.identity import IS_REPLICA_IDENTITY, TreeIdentity, tree_identities
 from walmere.publisher.publication import published
 from walmere.types.builtin import BUILT_IN
 from walmere.types.pgtype import PgType, TypType
@@ -29,7 +29,8 @@ class Layout(NamedTuple):
     attnums: int = 0  # another column, be it of the same name
     versions: int = 0  # of the rows of pg_attribute
     filenodes: int = 0  # all rows were written anew
-    rewrites: int = 0  # ALTER TABLE may have written all rows again, SET UNLOGGED and back too; 0: not known
+    replica_identity: int = 0
+    rewrites: tuple[tuple[int, int], ...] = ()  # by heap; another one if ALTER TABLE may have written all rows again
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,25 +178,32 @@ def _layouts(connection: Connection, oids: Sequence[int]) -> dict[int, Layout]:
     # What tells ALTER TABLE from VACUUM FULL, CLUSTER and TRUNCATE: only the first gives the table another TOAST table.
     # One without TOAST has but its filenode: see `rewritten_since`. One that is published by name cannot be UNLOGGED.
     rows = connection.execute(
-        "WITH RECURSIVE tree (root, relid) AS ("
+        "WITH RECURSIVE tree (root, relid) AS ("  # noqa: S608
         " SELECT oid, oid FROM pg_catalog.pg_class WHERE oid = ANY(%s)"
         " UNION ALL SELECT root, inhrelid FROM tree JOIN pg_catalog.pg_class ON oid = relid AND relkind = 'p'"
         "  JOIN pg_catalog.pg_inherits ON inhparent = relid AND NOT inhdetachpending"
         "), heaps AS ("
         " SELECT root, hashtextextended(string_agg(relfilenode::text, ',' ORDER BY oid), 0) AS filenodes,"
-        "  hashtextextended(string_agg(CASE WHEN reltoastrelid <> 0 THEN reltoastrelid::text"
-        "   WHEN EXISTS (SELECT FROM pg_catalog.pg_publication_rel WHERE prrelid = oid) THEN '0'"
-        "   ELSE relfilenode::text END, ',' ORDER BY oid), 0) AS rewrites"
+        "  array_agg(ARRAY[oid::int8, CASE WHEN reltoastrelid <> 0 THEN reltoastrelid::int8"
+        "   WHEN EXISTS (SELECT FROM pg_catalog.pg_publication_rel WHERE prrelid = oid) THEN 0"
+        "   ELSE relfilenode::int8 END] ORDER BY oid) FILTER (WHERE relkind <> 'p') AS rewrites"
         " FROM tree JOIN pg_catalog.pg_class ON oid = relid WHERE oid = root OR relkind <> 'p' GROUP BY root"
         ") SELECT c.oid,"
         " hashtextextended(string_agg(concat_ws(' ', attname, atttypid, atttypmod), ',' ORDER BY attnum), 0),"
         " hashtextextended(string_agg(attnum::text, ',' ORDER BY attnum), 0),"
-        " hashtextextended(string_agg(a.xmin::text, ',' ORDER BY attnum), 0), max(filenodes), max(rewrites)"
+        " hashtextextended(string_agg(a.xmin::text, ',' ORDER BY attnum), 0), max(filenodes),"
+        " hashtextextended(concat(c.relreplident, (SELECT i.indexrelid FROM pg_catalog.pg_index i"
+        f"  WHERE i.indrelid = c.oid AND {IS_REPLICA_IDENTITY})), 0), max(rewrites)"
         " FROM pg_catalog.pg_class c JOIN heaps ON root = c.oid JOIN pg_catalog.pg_attribute a ON attrelid = c.oid"
         " WHERE attnum > 0 AND NOT attisdropped GROUP BY c.oid",
         [list(oids)],
     )
-    return {oid: Layout(*numbers) for oid, *numbers in rows}
+    return {
+        oid: Layout(
+            shape, attnums, versions, filenodes, identity, tuple((heap, number) for heap, number in rewrites or ())
+        )
+        for oid, shape, attnums, versions, filenodes, identity, rewrites in rows
+    }
 
 
 def _gathered(
@@ -247,16 +255,16 @@ def may_have_come_with_rows(connection: Connection, partition: int) -> bool:
     return row != (True,)
 
 
-def rewritten_since(connection: Connection, its: PublishedTable, xid: int) -> bool:
-    """Whether ALTER TABLE may have written all rows of a table again after this transaction.
+def rewritten_since(connection: Connection, heaps: Sequence[int], xid: int) -> bool:
+    """Whether ALTER TABLE may have written all rows of one of these again after this transaction.
 
-    A row with an older xmin shows that it has not: ALTER TABLE inserts all rows anew, whereas VACUUM FULL and CLUSTER
-    keep their xmin. If there is no such row, or the role may not look, nobody knows.
+    A row with an older xmin shows that it has not: ALTER TABLE inserts all rows again, whereas VACUUM FULL and CLUSTER
+    keep their xmin. If there is no such row, or the role may not look, it is not known.
     """
     names = connection.execute(
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace"
         " WHERE c.oid = ANY(%s)",
-        [[leaf for leaf, _ in its.leaves] or [its.oid]],
+        [list(heaps)],
     ).fetchall()
     older = SQL("SELECT EXISTS (SELECT FROM ONLY {} WHERE age(xmin) > age(%s::xid))")
     try:
@@ -265,7 +273,7 @@ def rewritten_since(connection: Connection, its: PublishedTable, xid: int) -> bo
                 return True
     except psycopg.Error:
         return True
-    return not names
+    return False
 
 
 def types_of(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:

@@ -13,6 +13,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from walmere.errors import ColumnListsDiffer
 from walmere.publisher.connect import Connection
+from walmere.publisher.publication import published
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +40,17 @@ class Conflict:
 
 def conflicts(connection: Connection, publications: Sequence[str]) -> list[Conflict]:
     """The tables whose lists differ."""
-    version = connection.info.server_version
-    if version < 150_000:  # it has no column lists
+    if connection.info.server_version < 150_000:  # it has no column lists
         return []
-    generated = "p.pubgencols = 's'" if version >= 180_000 else "false"
     rows = connection.execute(
-        f"""
-        WITH ours AS (SELECT p.oid, p.pubname, p.puballtables, {generated} AS generated
-                      FROM pg_catalog.pg_publication p WHERE p.pubname = ANY(%s)),
-             listed AS (SELECT DISTINCT r.prrelid AS oid FROM pg_catalog.pg_publication_rel r
-                        JOIN ours ON r.prpubid = ours.oid WHERE r.prattrs IS NOT NULL)
-        SELECT n.nspname, c.relname, ours.pubname, r.oid IS NOT NULL, r.prattrs IS NOT NULL,
+        f"""{published(connection)}
+        SELECT n.nspname, c.relname, p.pubname, r.oid IS NOT NULL, r.prattrs IS NOT NULL,
                ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
-                     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-                       AND CASE WHEN r.prattrs IS NULL
-                                THEN a.attgenerated = '' OR (ours.generated AND a.attgenerated = 's')
-                                ELSE a.attnum = ANY(r.prattrs) END
-                     ORDER BY a.attnum)
-        FROM listed JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        CROSS JOIN ours LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = ours.oid AND r.prrelid = c.oid
-        WHERE r.oid IS NOT NULL OR ours.puballtables
-           OR EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
-                      WHERE s.pnpubid = ours.oid AND s.pnnspid = c.relnamespace)
+                     WHERE a.attrelid = c.oid AND a.attnum = ANY(t.attnums) ORDER BY a.attnum)
+        FROM published t JOIN chosen p ON p.oid = t.pubid JOIN pg_catalog.pg_class c ON c.oid = t.relid
+        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        JOIN (SELECT relid FROM published GROUP BY 1 HAVING count(DISTINCT attnums) > 1) d ON d.relid = t.relid
+        LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
         ORDER BY 1, 2, 4, 3""",  # noqa: S608
         [list(publications)],
     )

@@ -156,7 +156,7 @@ def check_dsn(source: Source) -> None:
     if refused:
         raise ConfigError(
             "reading source.dsn",
-            f"libpq does not accept what it says of: {', '.join(sorted(refused))}",
+            f"libpq does not accept the value of: {', '.join(sorted(refused))}",
             "see the connection parameters in PostgreSQL's documentation of libpq",
         )
 

@@ -78,8 +78,7 @@ def combine(
     shown = "; ".join(sorted({_shown(leaf) for leaf in senders})[:4])
     return TreeIdentity(
         _NOTHING,
-        refused="its partitions send updates and deletes by keys that do not tell rows of different partitions apart"
-        f" ({shown})",
+        refused=f"the replica identities of its partitions do not identify a row across all partitions ({shown})",
     )
 
 

@@ -27,7 +27,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 Value = TypeVar("Value")
 
 _ACTIVITY: Final = (
-    "SELECT a.state = 'active' AND a.wait_event_type IS DISTINCT FROM 'Client', coalesce(c.bytes_processed, 0)"
+    # a walsender that waits for WAL, as on a standby, has a wait event of the class Client too
+    "SELECT a.state = 'active'"
+    " AND coalesce(a.wait_event, '') NOT IN ('ClientRead', 'ClientWrite', 'WalSenderWriteData'),"
+    " coalesce(c.bytes_processed, 0)"
     " FROM pg_catalog.pg_stat_activity a LEFT JOIN pg_catalog.pg_stat_progress_copy c ON c.pid = a.pid"
     " WHERE a.pid = %s"
 )
@@ -67,7 +70,7 @@ class Silence:
         now = time.monotonic()
         silent = now - self._since
         if self._ends is not None and now >= self._ends:
-            self._raise("it was told to end")
+            self._raise("the command is stopping")
         elif self._first is None:
             if silent >= self._seconds / 2:
                 self._first = self._ask()
@@ -89,7 +92,7 @@ def _lost(first: Backend, last: Backend) -> str | None:
     if not last.exists:
         return "the connection's backend is gone"
     if not first.busy and not last.busy and first.bytes_processed == last.bytes_processed:
-        return "its backend waits for us: what was sent got lost on the way"
+        return "the server process waits for the client: data was lost on the connection"
     return None
 
 

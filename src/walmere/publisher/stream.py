@@ -105,6 +105,7 @@ class Stream:
                     consume()
                     looked = True
                 elif length > 0:
+                    self.heard = time.monotonic()
                     self._keepalive(data)
                 else:
                     self._ended()

@@ -272,6 +272,7 @@ class Apply:
         """See that the target's tables are the owner's, before anything is written. Returns the sink to write to."""
         self._sink = self._sink.owned_by(owner, take_over=take_over)
         target.claim(self._sink, self._subscription, self._tables, published, take_over=take_over)
+        self._sink = self._sink.owned_by(owner)  # once: what others take over later is theirs
         return self._sink
 
     def prepare(self, log_start: Lsn) -> None:

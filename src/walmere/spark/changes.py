@@ -167,7 +167,7 @@ def _last_truncate(batches: Sequence[pa.RecordBatch], parts: int) -> tuple[int, 
         raise NotMirrored(
             "applying a TRUNCATE to a gathered table",
             "it empties some of the partitions, and which rows they had is not known here",
-            "nothing: the table is copied again",
+            "no action needed: the table is being copied again",
         )
     return int(points[-1][0]), int(points[-1][1])
 

@@ -92,7 +92,7 @@ def fold(changes: Changes, identity: Identity, *, maybe_there: bool = False) -> 
         raise NotMirrored(
             _DOING,
             "a row came into a row filter by a change of its key, with a large value that the server did not send",
-            "nothing: the table is copied again. REPLICA IDENTITY FULL avoids it",
+            "no action needed: the table is being copied again. REPLICA IDENTITY FULL avoids it",
         )
     if not len(changes) or ((changes.kind == INSERT).all() and not (maybe_there and identity.keyed)):
         return _net(truncate, changes, identity, appends=changes.new)
@@ -201,7 +201,7 @@ class _Keyed:
             raise NotMirrored(
                 _DOING,
                 "a column of the key is NULL: the replica identity of a partition was altered",
-                "no action needed: the table is copied again",
+                "no action needed: the table is being copied again",
             )
         self.old_place = np.full(len(kind), -1, np.int64)
         self.old_place[old_rows] = np.arange(len(old_rows))

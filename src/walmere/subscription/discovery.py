@@ -17,7 +17,7 @@ from walmere.config import Source
 from walmere.errors import ConfigError, SourceError
 from walmere.lsn import Lsn
 from walmere.publisher import catalog
-from walmere.publisher.catalog import PublishedTable, may_have_come_with_rows
+from walmere.publisher.catalog import Layout, PublishedTable, may_have_come_with_rows
 from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.table import columns_of
 from walmere.sinks.base import Identity, TableName
@@ -90,7 +90,7 @@ class Discovery:
         if had is None:
             return None
         change = _after_a_look(connection, had, its)
-        if change is not None and known.waits_for_copy:
+        if known.waits_for_copy and (change is not None or its.layout.shape != had.layout.shape):
             change = state.copy_again
         if change is None and known.follows and its.layout.shape != had.layout.shape:
             change = self._take_on(connection, known, had, its)
@@ -154,14 +154,17 @@ def _after_a_look(
         or (now.shape == had.layout.shape and now.attnums != had.layout.attnums)
         or (now.versions != had.layout.versions and now.filenodes != had.layout.filenodes)
         or had.identity != identity_of(its)
-        or (
-            had.layout.rewrites
-            and now.rewrites != had.layout.rewrites
-            and catalog.rewritten_since(connection, its, had.xid)
-        )
+        or _may_be_rewritten(connection, had, now)
     ):
         return state.copy_again
     layout = now if now.shape == had.layout.shape else had.layout
     if (its.leaves, layout) == (had.leaves, had.layout):
         return None
     return lambda known: replace(known, definition=replace(had, leaves=its.leaves, layout=layout, xid=its.xid))
+
+
+def _may_be_rewritten(connection: Connection, had: Definition, now: Layout) -> bool:
+    """Whether ALTER TABLE may have written the rows again of a heap that was there before."""
+    before = dict(had.layout.rewrites)
+    changed = [heap for heap, number in now.rewrites if before.get(heap, number) != number]
+    return bool(changed) and catalog.rewritten_since(connection, changed, had.xid)

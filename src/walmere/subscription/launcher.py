@@ -44,8 +44,12 @@ COPIES: Final = 2
 """Tables that are copied at the same time; each by as many tasks as there are hands."""
 RETRY: Final = 5.0
 """Seconds until a copy that was cut off is begun anew: PostgreSQL's `wal_retrieve_retry_interval`."""
-LONGEST: Final = 4 * 3600.0
-"""Seconds until one that was refused again and again is tried again; sooner, if the table is altered."""
+LONGEST: Final = 300.0
+"""Seconds until one that was refused again and again is tried again, at most; sooner, if the table is altered."""
+LONGEST_READ: Final = 4 * 3600.0
+"""The same, if it was refused only after rows were read: a large table must not be read again and again for nothing."""
+LONGEST_TRANSIENT: Final = 60.0
+"""The same, if the error may pass by itself."""
 REFRESH: Final = 5.0
 """Seconds after which the publications are looked at again, for tables that came or went."""
 REFRESH_ALTERED: Final = 0.5
@@ -127,8 +131,7 @@ class Copies:
             self._discovery, self._look_again = self._looking.submit(self._sync.discovery.look), 0.0
         while self._sync.discovery.changed:
             oid = self._sync.discovery.changed.pop()
-            self._due.pop(oid, None)
-            self._delay.pop(oid, None)
+            self.forget(oid)
         for oid, work in [each for each in self._running.items() if each[1].done()]:
             del self._running[oid]
             self._ended(oid, work, now)
@@ -145,6 +148,12 @@ class Copies:
                 self._running[oid] = self._copying.submit(self._sync.copy, oid)
             else:
                 self._running[oid] = self._looking.submit(self._sync.redefine, oid)
+
+    def forget(self, oid: int) -> None:
+        """Copy the table as soon as possible, whatever went wrong before."""
+        self._due.pop(oid, None)
+        self._delay.pop(oid, None)
+        self.failed.pop(oid, None)
 
     def done(self) -> bool:
         """Whether no table waits for anything."""
@@ -167,22 +176,26 @@ class Copies:
         try:
             work.result()
             known = self._tables.get(oid)
-            if known is not None and known.error is not None:
-                self._due[oid] = now + RETRY
-                _log.warning("%s; trying again in %.0f s", _first_line(known.error), RETRY)
-            self.failed.pop(oid, None)
-            self._delay.pop(oid, None)
+            if known is not None and known.waits_for_copy and known.error is not None:
+                self._wait(oid, now, LONGEST_TRANSIENT)
+                _log.warning("%s; trying again in %.0f s", _first_line(known.error), self._due[oid] - now)
+            else:
+                self.forget(oid)
         except WalmereError as error:
-            self._due[oid] = now + RETRY
             if error.transient:
+                self._due[oid] = now + RETRY
                 return
             name = (
                 known.name if (known := self._tables.get(oid)) is not None else "a table that has left the publication"
             )
             self.failed[oid] = type(error)(f"mirroring {name}, {error.doing}", error.wrong, error.hint)
-            self._delay[oid] = min(2 * self._delay.get(oid, RETRY), LONGEST)
-            self._due[oid] = now + self._delay[oid]
+            full = isinstance(error, SinkFull)
+            self._wait(oid, now, LONGEST_READ if oid in self._sync.read_rows and not full else LONGEST)
             _log.warning("%s", self.failed[oid])
+
+    def _wait(self, oid: int, now: float, longest: float) -> None:
+        self._delay[oid] = min(2 * self._delay[oid] if oid in self._delay else RETRY, longest)
+        self._due[oid] = now + self._delay[oid]
 
 
 def _setbacks(table: TableState) -> str:
@@ -263,7 +276,8 @@ class Launcher:
                     process.until = end = self._end(until)
                     self.require_spark(0.0)
                     process.check()
-                    requests.take(self._config.subscription.directory, self._tables)
+                    for oid in requests.take(self._config.subscription.directory, self._tables):
+                        copies.forget(oid)
                     copies.poll()
                     if query is not None:
                         query = self._checked(query, until)
@@ -422,7 +436,9 @@ def lock_run(directory: Path) -> Lock:
     try:
         return Lock(directory / "run")
     except ChangeLogInUse as error:
-        raise ChangeLogInUse(f"running the subscription in {directory}", error.wrong, "one is enough") from None
+        raise ChangeLogInUse(
+            f"running the subscription in {directory}", error.wrong, "end that process first"
+        ) from None
 
 
 def _quietly(end: Callable[[], None]) -> None:

@@ -88,7 +88,8 @@ class ReceiverProcess:
         pids = self._pids.read_text().split()
         receiver, launcher = map(int, pids) if len(pids) == 2 else (0, 0)  # torn by a crash
         if receiver == holder and not _is_alive(launcher):  # who has the lock cannot be another with its number
-            os.kill(receiver, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(receiver, signal.SIGTERM)
             deadline = time.monotonic() + _PATIENCE
             while Lock.holder(self._changelog) == receiver:
                 if time.monotonic() > deadline:
@@ -157,7 +158,10 @@ class ReceiverProcess:
 
     def _repeat_warnings(self) -> None:
         """Whole lines only: the last one may still be being written."""
+        lines = b""
         with suppress(FileNotFoundError), self._log.open("rb") as log:
+            if log.seek(0, os.SEEK_END) < self._repeated:  # somebody has emptied it
+                self._repeated = 0
             log.seek(self._repeated)
             lines = log.read()
         lines = lines[: lines.rfind(b"\n") + 1]

@@ -45,15 +45,17 @@ def ask(directory: Path, tables: Sequence[TableName]) -> None:
     write_durably(place / f"{uuid.uuid4().hex}.json", json.dumps(tables))
 
 
-def take(directory: Path, tables: Tables) -> None:
-    """Do what was asked: from now on these tables wait for a copy."""
+def take(directory: Path, tables: Tables) -> set[int]:
+    """Do what was asked: from now on these tables wait for a copy. Returns which."""
+    taken: set[int] = set()
     for file in sorted((directory / _DIRECTORY).glob("*.json")):
         way_out = "delete it, and ask again with `walmere resync`"
         wanted = read_json(file, lambda content: {TableName(*each) for each in content}, way_out)
-        tables.change(
-            {each.oid: state.copy_again for each in tables if each.published and each.oid and each.table in wanted}
-        )
+        oids = {each.oid for each in tables if each.published and each.oid and each.table in wanted}
+        tables.change(dict.fromkeys(oids, state.copy_again))
+        taken |= oids
         file.unlink()
+    return taken
 
 
 def wait(directory: Path, wanted: Sequence[TableName]) -> None:

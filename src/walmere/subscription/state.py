@@ -314,10 +314,11 @@ def from_json(content: Mapping[str, Any]) -> TableState:
         from walmere.publisher.table import Column  # noqa: PLC0415
 
         identity = stored.get("identity")
+        numbers, rewrites = stored["layout"][:5], stored["layout"][5:]  # an earlier version has fewer
         definition = Definition(
             tuple(Column(**each) for each in stored["columns"]),
             stored["natts"],
-            Layout(*stored["layout"]),
+            Layout(*numbers, *(tuple(map(tuple, each)) for each in rewrites)),
             stored["how"],
             tuple((leaf, since) for leaf, since in stored["leaves"]),
             stored["partial"],

@@ -75,7 +75,7 @@ def status(config: Config) -> dict[str, Any]:
         "durable_lsn": _text(log.end),
         "applied_lsn": _text(applied),
         "lag_bytes": _bytes(source.wal, log.end if applied is None else applied),
-        "lag_seconds": _lag_seconds(source, log, receiving=receiver["running"]),
+        "lag_seconds": _lag_seconds(source, log, receiving=receiver["running"] and receiver["lag_bytes"] == 0),
         "caught_up": not behind and source.wal is not None and log.end is not None and log.end >= source.wal,
         "behind": behind,
         "receiver": receiver,

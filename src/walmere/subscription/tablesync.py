@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -169,6 +169,8 @@ class TableSync:
         self._stopping = threading.Event()
         self._making_slots: set[Connection] = set()
         self.discovery = Discovery(source, tables, gather=gather)
+        self.read_rows: set[int] = set()
+        """Tables whose last copy got as far as reading rows."""
 
     def use(self, sink: Sink) -> None:
         """Write to this sink from now on."""
@@ -282,7 +284,8 @@ class TableSync:
             system = identify_system(replication)
         slot = snapshot.slot_name(self._subscription, known.oid, system.identifier)
         self._start(known)  # from now on, the log keeps what the snapshot may not have
-        with snapshot.exported(source, slot, self._making_slots.add) as made:
+        self.read_rows.discard(known.oid)
+        with self._exported(slot) as made:
             self._start(known, made.lsn)
             with snapshot.imported(source, slot, made) as connection, speaking(source, f"looking at {known.name}"):
                 catalog.set_timeouts(connection)
@@ -299,10 +302,25 @@ class TableSync:
                     f"the target's table has come to {there} already, and the source only to {made.lsn}",
                     "it is of another source, or of one that was restored: move the target's table away",
                 )
+            self.read_rows.add(known.oid)
             pieces = table.ranges(described, self._tasks.parallelism)
             work = [CopyTask(source, made, described, piece, codecs, self._sink) for piece in pieces]
             copied: list[Copied] = self._tasks.map(copy_piece, work)
         self._commit(known.table, described, schema, copied, made.lsn)
+
+    @contextmanager
+    def _exported(self, slot: str) -> Iterator[Snapshot]:
+        opened: list[Connection] = []
+
+        def cancellable(connection: Connection) -> None:
+            opened.append(connection)
+            self._making_slots.add(connection)
+
+        try:
+            with snapshot.exported(self._source, slot, cancellable) as made:
+                yield made
+        finally:
+            self._making_slots.difference_update(opened)
 
     def _start(self, known: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> None:
         started = self._tables.change(

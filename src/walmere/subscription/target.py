@@ -17,6 +17,7 @@ be used again for something else, so the table is taken out of all points that a
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -200,7 +201,7 @@ def _went_back(lsn: Lsn, found: Behind, error: str) -> Callable[[TableState], Ta
 
 
 def _copied_again(error: str) -> Callable[[TableState], TableState]:
-    return lambda known: state.copy_again(known, error)
+    return lambda known: state.set_aside(known, error, time.time())
 
 
 def _same_columns(known: TableState, found: Behind, tables: Tables, sink: Sink) -> bool:
