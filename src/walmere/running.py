@@ -185,7 +185,8 @@ def _compare(
     """Compare tables at one point: these, or all."""
     config, directory = subscription.config, subscription.directory
     catch_up = functools.partial(_run, subscription, wait=request.wait)
-    with consistent_point(config.source, config.subscription.name, directory, catch_up, request.wait) as at:
+    name, receive = config.subscription.name, subscription.receive
+    with consistent_point(config.source, name, directory, catch_up=catch_up, receive=receive, wait=request.wait) as at:
         started = spark(config)
         tasks, shuffle = SparkTasks(started), SparkShuffle(started)
         prover = Prover(config.source, at, target, tasks=tasks, shuffle=shuffle, options=request.options)

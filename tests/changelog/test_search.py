@@ -118,7 +118,8 @@ def test_a_long_manifest_is_searched_in_no_time(tmp_path: Path) -> None:
         began = time.monotonic()
         assert search.end_lsn == 0x2000_0000
         [found] = search.records_after(Lsn(0x1000_0000 + 190_000), {24})
-        assert time.monotonic() - began < 0.2, "its cost is that of the lag"
+        short = time.monotonic() - began
         assert found.end_lsn == 0x2000_0000
+        began = time.monotonic()
         assert len(list(search.records_after(Lsn(0), {24}))) == 1
-        assert time.monotonic() - began < 1.5, "two hundred thousand records behind"
+        assert short < (time.monotonic() - began) / 3, "its cost is that of the lag, here a twentieth"

@@ -163,7 +163,38 @@ def test_a_table_that_is_rewritten_locked_or_refused_is_not_compared_and_not_cal
     mirror.assert_equal("t", "u", "quiet")
 
 
-def test_verify_names_the_transactions_that_are_in_its_way(mirror: Mirror, here: Here) -> None:
+def test_a_table_is_compared_beside_transactions_that_stay_open(
+    mirror: Mirror, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(point, "SLOT_WAIT", 0.5)
+    mirror.run_once()
+    database = mirror.database
+    with psycopg.connect(database.dsn) as other:
+        other.execute("LOCK TABLE u IN ACCESS EXCLUSIVE MODE")
+        other.execute("INSERT INTO t VALUES (1000)")
+        database.execute(
+            "INSERT INTO t VALUES (500)",
+            "BEGIN; INSERT INTO t VALUES (501); DELETE FROM t WHERE id = 1; PREPARE TRANSACTION 'open'",
+        )
+        code, said, shown = here("verify", "-c", mirror.file, "--table", "t", "--json")
+        assert (code, json.loads(said or "{}").get("equal")) == (0, True), said + shown
+        with mirror.following():
+            database.execute("INSERT INTO t VALUES (502)")
+            code, said, shown = here("verify", "-c", mirror.file, "--table", "t", "--json")
+            assert (code, json.loads(said or "{}").get("equal")) == (0, True), said + shown
+            database.execute("COMMIT PREPARED 'open'")
+            mirror.becomes_equal("t")
+    mirror.run_once()
+    mirror.assert_equal("t", "u", "quiet")
+
+
+def test_verify_names_the_transactions_that_are_in_its_way(
+    mirror: Mirror, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise TimeoutError
+
+    monkeypatch.setattr(point, "snapshot_beside_open_transactions", refuse)
     mirror.run_once()
     database = mirror.database
     with psycopg.connect(database.dsn) as other:

@@ -58,15 +58,28 @@ class ManifestSearch(Manifest):
 
         The caller may take relations out of the set meanwhile; when it is empty, nothing more is read.
         """
+        for at, line in self._commit_lines(lsn):
+            if not relations:
+                return
+            found = map(int, _BLOCK.findall(line))
+            if not relations.isdisjoint(found) and (record := self._record(at)) is not None:
+                yield record
+
+    def commits_after(self, lsn: Lsn) -> Iterator[Transactions | Transaction]:
+        """All committed records that end after an LSN, in commit order."""
+        for at, _ in self._commit_lines(lsn):
+            if (record := self._record(at)) is not None:
+                yield record
+
+    def _commit_lines(self, lsn: Lsn) -> Iterator[tuple[int, bytes]]:
+        """Place and text of the lines of committed records that end after an LSN."""
         at = self._first_after(lsn)
-        while relations and at < self._end:
+        while at < self._end:
             end = self._map.find(b"\n", at) + 1
             line = self._map[at:end]
             head = _RECORD.match(line)
             if head is not None and head[1] in _COMMITS:
-                found = map(int, _BLOCK.findall(line))
-                if not relations.isdisjoint(found) and (record := self._record(at)) is not None:
-                    yield record
+                yield at, line
             at = end
 
     def _first_after(self, lsn: Lsn) -> int:

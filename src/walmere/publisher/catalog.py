@@ -30,7 +30,8 @@ class Layout(NamedTuple):
     versions: int = 0  # of the rows of pg_attribute
     filenodes: int = 0  # all rows were written anew
     replica_identity: int = 0
-    rewrites: tuple[tuple[int, int], ...] = ()  # by heap; another one if ALTER TABLE may have written all rows again
+    rewrites: tuple[tuple[int, int], ...] = ()  # by heap; another one if ALTER TABLE may have written all rows again;
+    # above 0: only then; below 0: with every rewrite, TRUNCATE too
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _layouts(connection: Connection, oids: Sequence[int]) -> dict[int, Layout]:
         " SELECT root, hashtextextended(string_agg(relfilenode::text, ',' ORDER BY oid), 0) AS filenodes,"
         "  array_agg(ARRAY[oid::int8, CASE WHEN reltoastrelid <> 0 THEN reltoastrelid::int8"
         "   WHEN EXISTS (SELECT FROM pg_catalog.pg_publication_rel WHERE prrelid = oid) THEN 0"
-        "   ELSE relfilenode::int8 END] ORDER BY oid) FILTER (WHERE relkind <> 'p') AS rewrites"
+        "   ELSE -(relfilenode::int8) END] ORDER BY oid) FILTER (WHERE relkind <> 'p') AS rewrites"
         " FROM tree JOIN pg_catalog.pg_class ON oid = relid WHERE oid = root OR relkind <> 'p' GROUP BY root"
         ") SELECT c.oid,"
         " hashtextextended(string_agg(concat_ws(' ', attname, atttypid, atttypmod), ',' ORDER BY attnum), 0),"

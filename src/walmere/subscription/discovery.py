@@ -164,7 +164,12 @@ def _after_a_look(
 
 
 def _may_be_rewritten(connection: Connection, had: Definition, now: Layout) -> bool:
-    """Whether ALTER TABLE may have written the rows again of a heap that was there before."""
+    """Whether ALTER TABLE may have written the rows again of a heap that was there before.
+
+    Where not all operations are published, a TRUNCATE may be one that is not: then it must not be taken for a rewrite.
+    """
     before = dict(had.layout.rewrites)
-    changed = [heap for heap, number in now.rewrites if before.get(heap, number) != number]
+    changed = [
+        heap for heap, number in now.rewrites if before.get(heap, number) != number and (number > 0 or not had.partial)
+    ]
     return bool(changed) and catalog.rewritten_since(connection, changed, had.xid)

@@ -9,20 +9,22 @@ The snapshot and the cut are kept until all is compared; changes are received an
 not: an ordinary session takes the snapshot over and exports it again. So the source keeps no WAL for us, and what it
 pays is what any long query costs: rows that are deleted or updated meanwhile cannot be vacuumed away.
 
-A snapshot waits for the transactions that are open on the source. If they take longer than a hold lasts, tables go on
-without waiting, and may be past the LSN when it is known; then it is tried again, with a longer hold. Every wait ends:
-after `wait` seconds it is given up, and the transactions that are in the way are named.
+The slot waits for the transactions that are open on the source. If they take longer than some seconds, a snapshot is
+taken without a slot (see `open_transactions`). If tables are past the LSN when it is known, because the hold was over,
+it is tried again, with a longer hold. Every wait ends: after `wait` seconds it is given up, and the transactions that
+are in the way are named.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,10 +38,13 @@ from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.snapshot import Snapshot
 from walmere.subscription.cuts import Cut
 from walmere.subscription.ledger import Entry, Ledger
+from walmere.verify.open_transactions import snapshot_beside_open_transactions
 
 HOLD: Final = 10.0
 """Seconds for which tables wait for the snapshot, at first."""
 _ATTEMPTS: Final = 4
+SLOT_WAIT: Final = 3.0
+"""Seconds for which a slot may wait for open transactions; then the snapshot is taken without one."""
 _POLL: Final = 0.05
 APPLICATION: Final = "walmere verify"
 LOCK_TIMEOUT: Final = 10.0
@@ -61,16 +66,27 @@ class Point:
 
 @contextmanager
 def consistent_point(
-    source: Source, subscription: str, directory: Path, catch_up: Callable[[Lsn], None], wait: float
+    source: Source,
+    subscription: str,
+    directory: Path,
+    *,
+    catch_up: Callable[[Lsn], None],
+    receive: Callable[[Lsn], object],
+    wait: float,
 ) -> Iterator[Point]:
-    """A point that lasts as long as the context is open. `catch_up` runs the subscription up to an LSN.
+    """A point that lasts as long as the context is open.
+
+    `catch_up` runs the subscription up to an LSN, `receive` brings the change log there.
 
     Raises NotCompared if there is none within `wait` seconds in which nothing moves on.
     """
     for attempt in range(_ATTEMPTS):
         # never the same name: the server lets go of a temporary slot in its own time
         slot = snapshot.slot_name(subscription, os.getpid(), f"verify_{secrets.token_hex(4)}")
-        with closing(Cut(directory, HOLD * 2**attempt)) as cut, _snapshot(source, slot, wait) as made:
+        taking = functools.partial(_snapshot, source, slot, directory / "changelog", receive)
+        with closing(Cut(directory, HOLD * 2**attempt)) as cut, taking(wait) as made:
+            if made is None:
+                continue
             cut.at(made.lsn)
             entry = _reach(source, directory, made.lsn, catch_up, wait)
             if entry is not None:
@@ -85,14 +101,33 @@ def consistent_point(
 
 
 @contextmanager
-def _snapshot(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
+def _snapshot(
+    source: Source, slot: str, changelog: Path, receive: Callable[[Lsn], object], wait: float
+) -> Iterator[Snapshot | None]:
+    """By a slot; or without one, if it would have to wait."""
+    with ExitStack() as stack:
+        try:
+            made: Snapshot | None = stack.enter_context(_by_slot(source, slot, min(wait, SLOT_WAIT)))
+        except NotCompared as waited:
+            deadline = time.monotonic() + wait
+            try:
+                made = stack.enter_context(
+                    snapshot_beside_open_transactions(source, changelog, receive, APPLICATION, deadline)
+                )
+            except (TimeoutError, SourceError):  # as on a standby
+                raise waited from None
+        yield None if made is None else replace(made, lock_timeout=min(wait, LOCK_TIMEOUT))
+
+
+@contextmanager
+def _by_slot(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
     with ExitStack() as stack:
         with _exported(source, slot, wait) as made:
             session = stack.enter_context(snapshot.imported(source, APPLICATION, made))
             with speaking(source, "exporting a snapshot"):
                 row = session.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
             assert row is not None
-        yield Snapshot(row[0], made.lsn, min(wait, LOCK_TIMEOUT))
+        yield Snapshot(row[0], made.lsn)
 
 
 @contextmanager
