@@ -182,6 +182,7 @@ def test_a_table_whose_last_commits_are_lost_is_applied_again_from_its_own_lsn(
     assert_points_agree(mirror)
 
 
+@pytest.mark.long
 def test_a_table_restored_from_a_backup_or_changed_by_others_is_copied_again_if_need_be(
     database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -279,6 +280,7 @@ def test_damage_that_can_be_made_good_is_and_the_run_goes_on(
     assert "ledger.jsonl" in caplog.text
 
 
+@pytest.mark.long
 def test_a_damaged_list_of_tables_is_named_and_the_way_out_keeps_slot_and_log(
     database18: Database, tmp_path: Path, here: Here
 ) -> None:

@@ -199,7 +199,14 @@ def test_a_run_whose_jvm_is_killed_says_so_in_one_line(database18: Database, tmp
     assert "Traceback" not in said.read_text()
 
 
-@pytest.mark.parametrize("which", ["the slot waits and the source freezes", "a lock is held", "SIGINT twice"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        "the slot waits and the source freezes",
+        pytest.param("a lock is held", marks=pytest.mark.long),
+        "SIGINT twice",
+    ],
+)
 def test_a_run_ends_within_ten_seconds_whatever_the_source_does(
     database18: Database, tmp_path: Path, which: str
 ) -> None:

@@ -176,8 +176,6 @@ def test_a_table_is_compared_beside_transactions_that_stay_open(
             "INSERT INTO t VALUES (500)",
             "BEGIN; INSERT INTO t VALUES (501); DELETE FROM t WHERE id = 1; PREPARE TRANSACTION 'open'",
         )
-        code, said, shown = here("verify", "-c", mirror.file, "--table", "t", "--json")
-        assert (code, json.loads(said or "{}").get("equal")) == (0, True), said + shown
         with mirror.following():
             database.execute("INSERT INTO t VALUES (502)")
             code, said, shown = here("verify", "-c", mirror.file, "--table", "t", "--json")
