@@ -184,8 +184,9 @@ def test_a_table_whose_last_commits_are_lost_is_applied_again_from_its_own_lsn(
 
 @pytest.mark.long
 def test_a_table_restored_from_a_backup_or_changed_by_others_is_copied_again_if_need_be(
-    database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("walmere.subscription.state.SETBACK_WAITS", (0.0,))  # it happens again and again here
     database = database18
     two_tables(database)
     mirror = Mirror(database, tmp_path)

@@ -160,7 +160,8 @@ def test_a_copy_that_does_not_help_waits_until_the_table_is_altered_or_somebody_
     monkeypatch.setattr(state, "SETBACK_WAITS", (0.0, 3600.0))
     database = database18
     database.execute(
-        "CREATE TABLE root (id int, r int, PRIMARY KEY (id, r)) PARTITION BY LIST (r)",
+        # with TOAST: the look at the catalogs does not take a TRUNCATE for a rewrite then
+        "CREATE TABLE root (id int, r int, text text, PRIMARY KEY (id, r)) PARTITION BY LIST (r)",
         *(f"CREATE TABLE root_{n} PARTITION OF root FOR VALUES IN ({n})" for n in (1, 2)),
         "CREATE PUBLICATION pub FOR TABLE root",
     )

@@ -413,6 +413,9 @@ class DeltaSink:
         if self.owner is not None and theirs is not None and not self.owner.same(theirs):
             doing = f"publishing points in {place.location}"
             raise owned_by_another(doing, f"the name {subscription}", theirs)
+        if self.owner is not None and self.owner.known and self.take_over:
+            place.make()
+            LakePublisher(place, subscription, _path, self.keep_seconds).own(self.owner)
 
     def published_elsewhere(self, subscription: str) -> dict[str, str]:
         """The tables that the newest points of other subscriptions have, each with the subscription's name."""
