@@ -150,7 +150,7 @@ def test_a_table_without_an_owner_is_adopted_and_a_subscription_begun_anew_is_th
 # A table that is behind
 
 
-@pytest.mark.parametrize("how", ["deleted", "emptied"])
+@pytest.mark.parametrize("how", [pytest.param("deleted", marks=pytest.mark.long), "emptied"])
 def test_a_table_whose_last_commits_are_lost_is_applied_again_from_its_own_lsn(
     database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_killed_receiver_is_started_again_and_so_is_a_query_whose_python_proce
     assert all("\n" not in line for line in said)
 
 
+@pytest.mark.long
 def test_an_error_that_the_receiver_reports_ends_the_run_with_that_error(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")

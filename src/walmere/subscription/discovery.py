@@ -89,9 +89,10 @@ class Discovery:
         had = known.definition
         if had is None:
             return None
-        change = _after_a_look(connection, had, its)
-        if known.waits_for_copy and (change is not None or its.layout.shape != had.layout.shape):
-            change = state.copy_again
+        if known.waits_for_copy:
+            change = state.copy_again if _is_altered(had, its) else None
+        else:
+            change = _after_a_look(connection, had, its)
         if change is None and known.follows and its.layout.shape != had.layout.shape:
             change = self._take_on(connection, known, had, its)
         else:
@@ -161,6 +162,15 @@ def _after_a_look(
     if (its.leaves, layout) == (had.leaves, had.layout):
         return None
     return lambda known: replace(known, definition=replace(had, leaves=its.leaves, layout=layout, xid=its.xid))
+
+
+def _is_altered(had: Definition, its: PublishedTable) -> bool:
+    """Whether something was altered that may let a table be applied which was set aside. New rows are no such thing."""
+    old, new = had.layout, its.layout
+    return (had.how, had.leaves, had.identity) != (its.how, its.leaves, identity_of(its)) or (
+        (old.shape, old.attnums, old.versions, old.replica_identity)
+        != (new.shape, new.attnums, new.versions, new.replica_identity)
+    )
 
 
 def _may_be_rewritten(connection: Connection, had: Definition, now: Layout) -> bool:
