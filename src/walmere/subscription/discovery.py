@@ -89,6 +89,7 @@ class Discovery:
         had = known.definition
         if had is None:
             return None
+        change: Callable[[TableState], TableState] | None
         if known.waits_for_copy:
             change = state.copy_again if _is_altered(had, its) else None
         else:
