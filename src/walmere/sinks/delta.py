@@ -414,7 +414,6 @@ class DeltaSink:
             doing = f"publishing points in {place.location}"
             raise owned_by_another(doing, f"the name {subscription}", theirs)
         if self.owner is not None and self.owner.known and self.take_over:
-            place.make()
             LakePublisher(place, subscription, _path, self.keep_seconds).own(self.owner)
 
     def published_elsewhere(self, subscription: str) -> dict[str, str]:

@@ -56,6 +56,7 @@ class LakePublisher:
     def own(self, owner: Owner) -> None:
         """Write down whose points these are."""
         try:
+            self._directory.make()
             if read_owner(self._directory) != owner:
                 self._directory.replace(_OWNER, owner.to_json().encode() + b"\n")
         except OSError as error:
