@@ -125,7 +125,7 @@ def test_rows_that_were_written_while_a_table_was_unlogged_or_a_partition_detach
 
 
 def test_a_table_that_is_locked_for_long_does_not_keep_the_others_from_following(
-    database18: Database, tmp_path: Path
+    database18: Database, tmp_path: Path, here: Here
 ) -> None:
     database = database18
     database.execute(
@@ -142,6 +142,10 @@ def test_a_table_that_is_locked_for_long_does_not_keep_the_others_from_following
         mirror.becomes_equal("free")
         database.execute("ALTER TABLE free ADD w int DEFAULT 1")
         mirror.becomes_equal("free")
+        code, said, _ = here("status", "-c", mirror.file, "--json")
+        locked = {each["name"]: each["locked"] for each in json.loads(said)["tables"]}
+        assert (code, locked["public.free"]) == (0, None)
+        assert f"process {other.info.backend_pid} " in locked["public.held"]
         source = mirror.config.source
         with closing(connect(source, "test")) as connection:
             connection.execute("SET lock_timeout = '50ms'")
