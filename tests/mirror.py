@@ -38,6 +38,7 @@ class Mirror:
     ) -> None:
         """`source` are more keys of [source], or other values of those that are there anyway."""
         self.database = database
+        self._failures: list[BaseException] = []
         set_json_loads(_as_text, database.connection)  # json as its text, as the target has it
         directory.mkdir(exist_ok=True)
         self.file = directory / "walmere.toml"
@@ -80,13 +81,13 @@ master = "local[2]"
     def following(self) -> Iterator[tuple[Launcher, threading.Thread]]:
         """As `walmere run`, in a thread; it is told to end at the end of the block, which raises what it ended with."""
         made = self.launcher()
-        failures: list[BaseException] = []
+        self._failures = []
 
         def follow() -> None:
             try:
                 made.run()
             except BaseException as error:
-                failures.append(error)
+                self._failures.append(error)
 
         thread = threading.Thread(target=follow)
         thread.start()
@@ -96,8 +97,8 @@ master = "local[2]"
             made.stop()
             thread.join(60)
         assert not thread.is_alive(), "it does not end"
-        if failures:
-            raise failures[0]
+        if self._failures:
+            raise self._failures[0]
 
     def phase(self, table: str, schema: str = "public") -> Phase | None:
         return next((each.phase for each in self.tables() if each.name == f"{schema}.{table}"), None)
@@ -137,8 +138,20 @@ master = "local[2]"
         self.becomes(equal, why)
 
     def becomes(self, done: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
-        """Wait until something is so. Looking takes its time, so it leaves some to those who do the work."""
-        eventually(done, 90, why, every=0.25)
+        """Wait until something is so, or a run that is in a thread has failed.
+
+        Looking takes its time, so it leaves some to those who do the work.
+        """
+        eventually(lambda: self._failures or done(), 90, lambda: f"{why()}\n{self._situation()}", every=0.25)
+        if self._failures:
+            raise self._failures[0]
+
+    def _situation(self) -> str:
+        """What is known of each table, for the message of a test that fails."""
+        return "\n".join(
+            f"{each.name}: phase {each.phase}, applied {each.applied_lsn}, awaits {each.awaits}, error {each.error}"
+            for each in self.tables()
+        )
 
 
 def _plain(value: Any) -> Any:
