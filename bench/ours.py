@@ -12,9 +12,10 @@ from bench.side_by_side import Run
 from bench.source import Source, scratch_config
 from walmere import config as configuration
 from walmere.lsn import Lsn
+from walmere.names import TableName
 from walmere.running import launcher
-from walmere.sinks.base import TableName
-from walmere.sinks.delta import DeltaSink
+from walmere.sinks.delta.sink import DeltaSink
+from walmere.spark.apply_query import OnBatch
 from walmere.subscription.launcher import Launcher
 
 
@@ -27,9 +28,9 @@ class Ours:
         self.publication = publication
         directory.mkdir(exist_ok=True)
 
-    def launcher(self, slot: str) -> Launcher:
+    def launcher(self, slot: str, on_batch: OnBatch = lambda *_: None) -> Launcher:
         file = scratch_config(self.source.server, self.directory, self.publication, slot)
-        return launcher(configuration.load(file), file)
+        return launcher(configuration.load(file), file, on_batch=on_batch)
 
     def run(self, slot: str, end: str) -> Run:
         """What `walmere run --until` does, without the start of Spark."""

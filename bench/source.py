@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 
 from bench.side_by_side import Run, timed
-from walmere.demo.server import LOGICAL, Server, binaries
+from walmere.testing.server import LOGICAL, Server, binaries
 
 SETTINGS = {**LOGICAL, "max_wal_size": "16GB", "shared_buffers": "'512MB'", "checkpoint_timeout": "'1h'"}
 

@@ -30,8 +30,8 @@ from bench.load import Load, inserts, mixed
 from bench.ours import Ours, warm
 from bench.side_by_side import RESULTS, Report, Run
 from bench.source import Native, Source, native, options, source
-from walmere.sinks.base import TableName
-from walmere.spark.apply import Applied, Apply
+from walmere.apply.worker import Applied
+from walmere.names import TableName
 
 RATE = 500
 mpl.use("agg")
@@ -80,10 +80,8 @@ class Bench:
     @contextmanager
     def following(self, ours: Ours) -> Iterator[list[list[Applied]]]:
         """A subscription that goes on while the block runs; yields what its batches did."""
-        made = ours.launcher(ours.publication)
         batches: list[list[Applied]] = []
-        assert isinstance(made.apply, Apply)
-        made.apply.on_batch = batches.append
+        made = ours.launcher(ours.publication, lambda applied, _: batches.append(applied))
         thread = threading.Thread(target=made.run)
         thread.start()
         try:

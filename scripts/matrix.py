@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from walmere.demo.server import binaries
+from walmere.testing.server import binaries
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVERS = ROOT / ".servers"

@@ -20,8 +20,9 @@ from walmere import config as configuration
 from walmere import running as run
 from walmere.errors import SinkError
 from walmere.lsn import Lsn
-from walmere.sinks.base import APPEND, OVERWRITE, Identity, Mode, Net, StagedFile, TableName
-from walmere.sinks.delta import DeltaSink
+from walmere.names import Identity, TableName
+from walmere.sinks.base import APPEND, OVERWRITE, Mode, Net, StagedFile
+from walmere.sinks.delta.sink import DeltaSink
 
 _PATIENCE = 90.0
 

@@ -13,7 +13,7 @@ import pytest
 
 from processes import Here
 from walmere.config import Config, Source, Subscription
-from walmere.demo.server import LOGICAL, Server, binaries
+from walmere.testing.server import LOGICAL, Server, binaries
 
 BINARIES = binaries(sorted((Path(__file__).parents[1] / ".servers").glob("*/bin")))  # scripts/matrix.py fills it
 VERSIONS = sorted({version for version in BINARIES if version in (15, 18)}, reverse=True)

@@ -22,9 +22,9 @@ from walmere import config as configuration
 from walmere.config import Config
 from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
+from walmere.names import TableName
 from walmere.running import launcher
-from walmere.sinks.base import TableName
-from walmere.sinks.delta import DeltaSink
+from walmere.sinks.delta.sink import DeltaSink
 from walmere.subscription.launcher import Launcher
 from walmere.subscription.state import Phase
 from walmere.subscription.tables import Tables

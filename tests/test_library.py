@@ -60,9 +60,9 @@ def test_a_subscription_does_what_the_commands_do(database_under_test: Database,
     mirror = Mirror(database_under_test, tmp_path)
     shop = walmere.Subscription(str(mirror.file))
     assert all(finding.level != "problem" for finding in shop.check())
-    told: list[object] = []
-    shop.run(once=True, tell=told.append)
-    assert told
+    reports: list[object] = []
+    shop.run(once=True, on_progress=reports.append)
+    assert reports
     database_under_test.execute("DELETE FROM t WHERE id > 50")
     position = shop.source_position()
     assert shop.receive(once=True) >= position

@@ -16,11 +16,12 @@ import pytest
 import walmere
 from sinks.vectors import delete_rows
 from walmere.errors import ChangeLogVersion, ConfigError, LakeError, NotApplied, PointGone
+from walmere.ledger import entry as points
+from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
-from walmere.sinks import points
-from walmere.sinks.base import OVERWRITE, StagedFile, TableName
-from walmere.sinks.delta import DeltaSink
-from walmere.sinks.points import Entry
+from walmere.names import TableName
+from walmere.sinks.base import OVERWRITE, StagedFile
+from walmere.sinks.delta.sink import DeltaSink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 ORDERS = TableName("public", "orders")

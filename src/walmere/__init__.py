@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from walmere import pgoutput
     from walmere.api import Subscription
     from walmere.reads import Lake, Point, lake, read
-    from walmere.spark.pgoutput import register
+    from walmere.source.format import register
 
 __all__ = [
     "Lake",
@@ -37,7 +37,7 @@ _LATER = {
     "Subscription": "api",
     "lake": "reads",
     "read": "reads",
-    "register": "spark.pgoutput",
+    "register": "source.format",
 }
 """Where names are that need more than the standard library."""
 

@@ -24,17 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from walmere import config as configuration
+from walmere import paths
 from walmere.changelog.manifest import Manifest
 from walmere.changelog.reader import LoggedTransaction, Reader
-from walmere.changelog.writer import Lock
 from walmere.config import Config
 from walmere.errors import ChangeLogError, ChangeLogInUse, ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.names import TableName
 from walmere.pgoutput.relation import RelationVersion
 from walmere.publisher import catalog, slot
 from walmere.publisher.connect import check_dsn, connect, speaking
 from walmere.publisher.finding import Finding
-from walmere.sinks.base import TableName
+from walmere.storage import Lock
 from walmere.subscription import requests
 from walmere.subscription.check import check
 from walmere.subscription.receiver import Receiver
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from walmere.reads import Lake
-    from walmere.running import Tell
+    from walmere.running import OnProgress
     from walmere.subscription.launcher import Launcher
     from walmere.verify.proof import Options, Proof, Verdict
 
@@ -72,7 +73,7 @@ class Subscription:
     @property
     def running(self) -> bool:
         """Whether somebody runs it, here or in another process."""
-        return Lock.holder(self.directory / "run") is not None
+        return Lock.holder(self.directory / paths.RUN) is not None
 
     def check(self) -> list[Finding]:
         """What is in the way of the subscription, at the source and here, and what to do about it."""
@@ -104,31 +105,31 @@ class Subscription:
             return self._work(Receiver(self.config), self._until(until, once)) or INVALID_LSN
 
     def run(
-        self, until: Lsn | None = None, *, once: bool = False, tell: Tell | None = None, take_over: bool = False
+        self,
+        until: Lsn | None = None,
+        *,
+        once: bool = False,
+        on_progress: OnProgress | None = None,
+        take_over: bool = False,
     ) -> None:
         """Copy what is not copied yet, then apply changes; until stopped, or until everything before an LSN is applied.
 
-        `once`: until all that the source has committed by now is. `tell` learns whenever something has moved on.
-        `take_over`: take tables of the target that belong to another subscription; they are copied anew.
+        `once`: until all that the source has committed by now is. `on_progress` is called when a table has moved on.
+        `take_over`: take tables of the target that belong to another subscription; they are copied again.
         """
         require_usable(self.directory)
-        if (pid := Lock.holder(self.directory / "run")) is not None:  # before Spark starts, which takes its time
+        if (pid := Lock.holder(self.directory / paths.RUN)) is not None:  # before Spark starts, which takes its time
             doing = f"running the subscription in {self.directory}"
             raise ChangeLogInUse(doing, f"process {pid} runs it already", "end that process first")
         with self._stoppable():
             until = self._until(until, once)
-            launcher = self.launcher(tell)
-            launcher.take_over = take_over
-            try:
-                self._work(launcher, until)
-            finally:
-                launcher.on_end()
+            self._work(self.launcher(on_progress=on_progress, take_over=take_over), until)
 
-    def launcher(self, tell: Tell | None = None) -> Launcher:
+    def launcher(self, *, on_progress: OnProgress | None = None, take_over: bool = False) -> Launcher:
         """What `run` runs: Spark is started, and all is ready."""
         from walmere.running import launcher
 
-        return launcher(self.config, self.file, tell)
+        return launcher(self.config, self.file, on_progress=on_progress, take_over=take_over)
 
     def stop(self) -> None:
         """End `run` or `receive` soon; if neither is there, then the next. Safe in a signal handler."""
@@ -214,18 +215,19 @@ class Subscription:
         options: Options | None = None,
         *,
         wait: float = 60.0,
-        progress: Callable[[str, int, int], None] | None = None,
-        verdict: Callable[[Verdict], None] | None = None,
+        on_progress: Callable[[str, int, int], None] = lambda *_: None,
+        on_verdict: Callable[[Verdict], None] = lambda _: None,
     ) -> Proof:
         """Compare source and target at one LSN, every row and column of these tables, or of all.
 
-        A run that is there goes on meanwhile; if there is none, ours goes up to that LSN. `progress` hears of a table
-        how many of its pieces are compared, and of how many; `verdict` what came of each. `wait`: seconds to wait for
-        transactions that are open on the source, and for a run that does not move on; then NotCompared is raised.
+        A process that runs the subscription goes on meanwhile; if there is none, this one applies up to that LSN.
+        `on_progress` is called with a table's name, how many of its pieces are compared, and how many it has;
+        `on_verdict` with the result of each table. `wait`: seconds to wait for transactions that are open on the
+        source, and for a run that does not move on; then NotCompared is raised.
         """
-        from walmere.running import verify
+        from walmere.verify.run import verify
 
-        return verify(self, tables, options, wait=wait, progress=progress, verdict=verdict)
+        return verify(self, tables, options, wait=wait, on_progress=on_progress, on_verdict=on_verdict)
 
     def lake(self) -> Lake:
         """Its tables, to be read as of one LSN. Raises ConfigError if it has no target."""
@@ -250,7 +252,7 @@ class Subscription:
             said = [f"left slot {self.config.source.slot} alone" if keep_slot else self._drop_slot()]
         except WalmereError:
             if lock is not None:
-                lock.release()
+                lock.close()
             raise
         # out of the way in one step: a receiver that starts now makes a new log, whose files are not deleted with ours
         dropped = changelog.with_suffix(".dropped")
@@ -259,22 +261,14 @@ class Subscription:
             return [*said, f"there is no change log in {self.directory}"]
         if lock is not None:
             changelog.rename(dropped)
-        for name in (
-            "receiver.json",
-            "receiver.log",
-            "receiver.pids",
-            "receiver-error.json",
-            "spark.log",
-            "tables.json",
-            "ledger.jsonl",
-        ):
+        for name in paths.FILES:
             (self.directory / name).unlink(missing_ok=True)
-        for name in ("origins", "run", "resync", "cuts", "checkpoint"):
+        for name in paths.DIRECTORIES:
             _delete(self.directory / name)
         _delete(dropped)
         if lock is None:
             return [*said, f"there is no change log in {self.directory}"]
-        lock.release()
+        lock.close()
         with contextlib.suppress(OSError):
             self.directory.rmdir()  # if nothing else is in it
         return [*said, f"deleted the change log in {self.directory}"]

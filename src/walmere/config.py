@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
+from walmere import paths
 from walmere.errors import ConfigError
 
 PREFIX: Final = "WALMERE_"
@@ -184,7 +185,7 @@ class Config(_Section):
     @property
     def changelog(self) -> Path:
         """Where the change log is."""
-        return self.subscription.directory / "changelog"
+        return self.subscription.directory / paths.CHANGELOG
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:

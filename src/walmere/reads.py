@@ -26,14 +26,14 @@ import pyarrow.dataset as pads
 
 from walmere import config
 from walmere.errors import ConfigError, LakeError, NotApplied, PointGone
+from walmere.ledger import entry as points
+from walmere.ledger.entry import Entry, Points
+from walmere.ledger.file import History
+from walmere.ledger.published import read_latest
 from walmere.lsn import Lsn
-from walmere.sinks import points
-from walmere.sinks.base import TableName
-from walmere.sinks.delta import DeltaSink
-from walmere.sinks.history import History
-from walmere.sinks.pinned import Pinned
-from walmere.sinks.points import Entry, Points
-from walmere.sinks.published import read_latest
+from walmere.names import TableName
+from walmere.sinks.delta.sink import DeltaSink
+from walmere.sinks.delta.snapshot import Pinned
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation

@@ -14,9 +14,9 @@ import pytest
 
 from changelog.walsender import START, Walsender, begin_log, insert, read, relation
 from walmere.changelog.manifest import NAME, Manifest
-from walmere.changelog.writer import Lock
 from walmere.errors import ChangeLogDamaged, ChangeLogError, ChangeLogInUse
 from walmere.lsn import Lsn
+from walmere.storage import Lock
 
 # Exactly one writer
 
@@ -25,12 +25,12 @@ def test_a_lock_is_had_once_and_says_by_whom(tmp_path: Path) -> None:
     lock = Lock(tmp_path / "log")
     with pytest.raises(ChangeLogInUse, match=f"process {os.getpid()} is writing there"):
         Lock(tmp_path / "log")
-    lock.release()
-    Lock(tmp_path / "log").release()
+    lock.close()
+    Lock(tmp_path / "log").close()
 
 
 def test_a_lock_is_given_back_by_kill_9(tmp_path: Path) -> None:
-    program = "import sys; from pathlib import Path; from walmere.changelog.writer import Lock"
+    program = "import sys; from pathlib import Path; from walmere.storage import Lock"
     program += "; lock = Lock(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -42,7 +42,7 @@ def test_a_lock_is_given_back_by_kill_9(tmp_path: Path) -> None:
             Lock(tmp_path)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    Lock(tmp_path).release()
+    Lock(tmp_path).close()
     assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
@@ -53,7 +53,7 @@ def test_a_lock_survives_the_opening_of_the_log(tmp_path: Path) -> None:
         writer.close()
         with pytest.raises(ChangeLogInUse):
             Lock(tmp_path)
-    lock.release()
+    lock.close()
 
 
 def test_a_lock_on_a_file_that_was_deleted_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_lock_on_a_file_that_was_deleted_meanwhile_is_none(tmp_path: Path, mon
     lock = Lock(tmp_path)
     with pytest.raises(ChangeLogInUse):
         Lock(tmp_path)
-    lock.release()
+    lock.close()
 
 
 def test_a_lock_where_no_directory_can_be_is_one_of_our_errors(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from processes import eventually, running, walmere, write_config
 from receiving import changes, receive_all, summary
 from walmere.config import Config
 from walmere.lsn import Lsn
-from walmere.subscription.origin import Origins
+from walmere.subscription.progress import SinkPositions
 
 LSN = re.compile(r"[0-9A-F]{1,8}/[0-9A-F]{1,8}\Z")
 
@@ -159,12 +159,12 @@ def test_status_without_a_source_tells_what_is_known_here(database18: Database, 
     assert state["applied_lsn"] is None
     assert "refused" in state["error"]
     assert "Hush" not in result.stdout + result.stderr
-    origins = Origins(tmp_path / "s")
-    origins.advance("query-report", Lsn(5))
-    origins.advance("target", Lsn(7))
+    positions = SinkPositions(tmp_path / "s")
+    positions.advance("query-report", Lsn(5))
+    positions.advance("target", Lsn(7))
     state = json.loads(walmere("status", "--json", "-c", path).stdout)
     assert state["applied_lsn"] == "0/7", "of the tables, whatever a query has read"
-    assert state["queries"] == [{"origin": "report", "lsn": "0/5"}]
+    assert state["queries"] == [{"name": "report", "lsn": "0/5"}]
 
 
 # check

@@ -23,7 +23,7 @@ from walmere.demo.place import MARK, Place
 from walmere.demo.subscriber import Progress
 from walmere.errors import ConfigError
 from walmere.lsn import Lsn
-from walmere.sinks.base import TableName
+from walmere.names import TableName
 from walmere.subscription.state import Phase, TableState
 
 SCHEMA = pa.schema([("id", pa.int64()), ("total", pa.decimal128(12, 2)), ("tags", pa.list_(pa.string()))])

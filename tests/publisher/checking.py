@@ -9,10 +9,10 @@ import pytest
 
 from conftest import Database
 from walmere.config import Source
-from walmere.demo.server import Server
 from walmere.publisher import check as preflight
 from walmere.publisher.check import check
 from walmere.publisher.finding import Finding, Level
+from walmere.testing.server import Server
 
 
 def found(source: Source, name: str) -> list[Finding]:

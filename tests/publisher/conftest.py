@@ -11,7 +11,7 @@ import pytest
 
 from conftest import BINARIES, Database
 from walmere.config import Source
-from walmere.demo.server import LOGICAL, Server
+from walmere.testing.server import LOGICAL, Server
 
 PASSWORD = "p@ss:w/rd 100% é'\\"
 

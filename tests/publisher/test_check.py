@@ -13,7 +13,6 @@ from processes import eventually
 from publisher.checking import assert_fixed, paste, trouble
 from publisher.conftest import PASSWORD, source_of
 from walmere.config import Source
-from walmere.demo.server import Server, binaries
 from walmere.errors import ConfigError
 from walmere.lsn import INVALID_LSN
 from walmere.publisher import check as preflight
@@ -22,6 +21,7 @@ from walmere.publisher.check import check
 from walmere.publisher.connect import Connection, connect
 from walmere.publisher.finding import Check, Level
 from walmere.publisher.stream import Stream
+from walmere.testing.server import Server, binaries
 
 NAMES = [
     "connection", "server_version", "options", "standby", "wal_level", "replication_slots", "wal_senders", "role",

@@ -12,12 +12,12 @@ from conftest import Database
 from processes import eventually
 from publisher.checking import assert_fixed, found, paste, trouble
 from publisher.conftest import source_of
-from walmere.demo.server import LOGICAL, Server, binaries
 from walmere.errors import SlotLost
 from walmere.lsn import INVALID_LSN
 from walmere.publisher import slot
 from walmere.publisher.connect import connect
 from walmere.publisher.stream import Stream
+from walmere.testing.server import LOGICAL, Server, binaries
 
 
 def test_a_slot_of_something_else_is_a_problem(shop: Database) -> None:

@@ -13,10 +13,10 @@ from conftest import Database
 from processes import eventually
 from publisher.conftest import PASSWORD, source_of
 from walmere.config import Source, load
-from walmere.demo.server import LOGICAL, Server, binaries
 from walmere.errors import AccessRefused, SourceError, SourceUnavailable
 from walmere.publisher.connect import SESSION, connect
 from walmere.publisher.stream import identify_system
+from walmere.testing.server import LOGICAL, Server, binaries
 
 
 def source_at(dsn: str, password: str | None = None) -> Source:

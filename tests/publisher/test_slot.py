@@ -10,7 +10,6 @@ from conftest import Database
 from processes import eventually
 from publisher.conftest import source_of
 from walmere.config import Source
-from walmere.demo.server import Server
 from walmere.errors import (
     AccessRefused,
     NotConfigured,
@@ -25,6 +24,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import slot
 from walmere.publisher.connect import Connection, connect
 from walmere.publisher.stream import Stream
+from walmere.testing.server import Server
 
 USABLE = slot.Slot("s", "pgoutput", "shop", None, Lsn(1), Lsn(2), "reserved", None, 0, False, False, None)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from walmere.sinks.base import Sink, TableName
-from walmere.sinks.delta import DeltaSink
-from walmere.sinks.history import History
-from walmere.sinks.points import Entry
-from walmere.sinks.published import read_latest
+from walmere.ledger.entry import Entry
+from walmere.ledger.file import History
+from walmere.ledger.published import read_latest
+from walmere.names import TableName
+from walmere.sinks.base import Sink
+from walmere.sinks.delta.sink import DeltaSink
 
 
 @dataclass(frozen=True)

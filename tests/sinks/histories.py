@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from walmere.sinks.base import Identity, Net
-from walmere.spark.fold import Changes
+from walmere.apply.fold import Changes
+from walmere.names import Identity
+from walmere.sinks.base import Net
 
 Row = tuple[Any, ...]
 UNCHANGED = object()

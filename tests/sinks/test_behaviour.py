@@ -31,10 +31,11 @@ from sinks.histories import (
     same_rows,
     typed,
 )
+from walmere.apply.fold import fold
 from walmere.errors import SinkError, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
-from walmere.sinks.base import APPEND, OVERWRITE, Identity, Sink, TableName
-from walmere.spark.fold import fold
+from walmere.names import Identity, TableName
+from walmere.sinks.base import APPEND, OVERWRITE, Sink
 
 TABLE = TableName("public", "orders")
 BY_ID = Identity("d", ("id",))

@@ -22,15 +22,16 @@ from hypothesis import strategies as st
 
 from sinks.histories import Change, rows_of, typed
 from sinks.vectors import delete_rows
+from walmere.apply.fold import fold
 from walmere.errors import ConfigError, OwnedByAnother, SinkConflict, SinkError, SinkMismatch
+from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
-from walmere.sinks import rewrite
-from walmere.sinks.base import OVERWRITE, Identity, Sink, StagedFile, TableName
-from walmere.sinks.delta import APP_ID, COMPACT_EVERY, DeltaSink, quote, unquote
-from walmere.sinks.owner import Owner
-from walmere.sinks.parquet import ROW_GROUP_ROWS, row_groups
-from walmere.sinks.points import Entry
-from walmere.spark.fold import fold
+from walmere.names import Identity, TableName
+from walmere.owner import Owner
+from walmere.sinks.base import OVERWRITE, Sink, StagedFile
+from walmere.sinks.delta import rewrite
+from walmere.sinks.delta.parquet import ROW_GROUP_ROWS, row_groups
+from walmere.sinks.delta.sink import APP_ID, COMPACT_EVERY, DeltaSink, quote, unquote
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -104,7 +105,7 @@ def test_the_longest_name_fits_a_file_system() -> None:
 def test_a_table_of_another_name_in_the_same_directory_is_refused(
     sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walmere.sinks.delta.quote", lambda name: quote(name).lower())  # as a Mac would
+    monkeypatch.setattr("walmere.sinks.delta.sink.quote", lambda name: quote(name).lower())  # as a Mac would
     sink.create(TableName("public", "orders"), SCHEMA)
     with pytest.raises(SinkMismatch, match=r"has the table public\.orders"):
         sink.create(TableName("public", "Orders"), SCHEMA)

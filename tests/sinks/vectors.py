@@ -8,8 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from walmere.sinks.base import StagedFile, TableName
-from walmere.sinks.delta import DeltaSink
+from walmere.names import TableName
+from walmere.sinks.base import StagedFile
+from walmere.sinks.delta.sink import DeltaSink
 
 
 def z85(data: bytes) -> str:

@@ -17,10 +17,11 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 import walmere
 from sinks.vectors import delete_rows
 from walmere.errors import ConfigError, LakeError
+from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
-from walmere.sinks.base import OVERWRITE, StagedFile, TableName
-from walmere.sinks.delta import DeltaSink
-from walmere.sinks.points import Entry
+from walmere.names import TableName
+from walmere.sinks.base import OVERWRITE, StagedFile
+from walmere.sinks.delta.sink import DeltaSink
 from walmere.spark.session import session
 
 TABLE = TableName("Odd schema", "_ta.ble 🐍")

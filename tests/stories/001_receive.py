@@ -14,10 +14,10 @@ import pytest
 from conftest import Database
 from processes import eventually
 from receiving import changes, files, logged, named_files, receive_all, summary
-from walmere.demo.server import Server
 from walmere.lsn import Lsn
 from walmere.pgoutput.messages import UNCHANGED
 from walmere.subscription.receiver import Receiver
+from walmere.testing.server import Server
 
 
 def test_every_kind_of_change_is_received_in_commit_order(database: Database, tmp_path: Path) -> None:

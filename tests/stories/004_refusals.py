@@ -16,7 +16,6 @@ from conftest import Database
 from processes import Background, eventually, running, walmere, write_config
 from receiving import changes, logged, receive_all, summary
 from walmere.config import Config
-from walmere.demo.server import Server
 from walmere.errors import (
     ChangeLogInUse,
     ChangeLogMismatch,
@@ -30,6 +29,7 @@ from walmere.lsn import Lsn
 from walmere.publisher.connect import Connection
 from walmere.publisher.stream import Stream, System, identify_system
 from walmere.subscription import heartbeat, receiver
+from walmere.testing.server import Server
 from workload import log_says, source_says
 
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLE t")

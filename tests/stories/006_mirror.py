@@ -9,7 +9,7 @@ import psycopg
 
 from conftest import Database
 from mirror import Mirror
-from walmere.subscription.ledger import Ledger
+from walmere.ledger.file import Ledger
 from walmere.subscription.state import Phase
 
 

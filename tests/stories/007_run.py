@@ -19,8 +19,8 @@ from conftest import Database
 from mirror import Mirror
 from processes import Here, eventually, running, walmere
 from walmere.errors import SinkError, WalmereError
+from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
-from walmere.subscription.ledger import Ledger
 from walmere.subscription.state import Phase
 from workload import MixedLoad
 

@@ -24,11 +24,12 @@ from processes import eventually, walmere
 from receiving import summary
 from walmere import running as run
 from walmere.errors import SinkError, WalmereError
+from walmere.ledger.entry import Entry
+from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
-from walmere.sinks.base import TableName
-from walmere.sinks.delta import APP_ID, DeltaSink
+from walmere.names import TableName
+from walmere.sinks.delta.sink import APP_ID, DeltaSink
 from walmere.spark.session import session
-from walmere.subscription.ledger import Entry, Ledger
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 

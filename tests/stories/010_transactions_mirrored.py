@@ -12,7 +12,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import eventually
 from receiving import files, named_files, summary
-from walmere.demo.server import Server
+from walmere.testing.server import Server
 
 BIG = 2000  # rows of about 100 bytes: more than the 64 kB after which the server streams here
 

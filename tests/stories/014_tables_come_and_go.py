@@ -12,7 +12,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import Here, eventually, walmere
 from walmere.lsn import Lsn
-from walmere.sinks.base import TableName
+from walmere.names import TableName
 from walmere.subscription import requests
 from walmere.subscription.state import Phase, TableState
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import Database
 from mirror import Mirror
 from processes import eventually
-from walmere.demo.server import Server
+from walmere.testing.server import Server
 
 SINCE = pytest.mark.since(16, 'origin = "none"')
 every_origin = pytest.mark.parametrize("asked", ["any", pytest.param("none", marks=SINCE)])

@@ -11,10 +11,10 @@ import pytest
 from conftest import Database
 from mirror import Mirror
 from processes import eventually
-from walmere.demo.server import Server
 from walmere.errors import WalmereError
 from walmere.publisher.check import check
 from walmere.publisher.finding import Level
+from walmere.testing.server import Server
 
 
 @pytest.fixture

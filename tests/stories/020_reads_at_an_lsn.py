@@ -23,9 +23,9 @@ from conftest import Database
 from mirror import Mirror
 from processes import eventually
 from walmere.errors import LakeError, NotApplied, PointGone
+from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.spark.session import session
-from walmere.subscription.ledger import Ledger
 
 TABLES = ("giro", "savings")
 ROWS = 50

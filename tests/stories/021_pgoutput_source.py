@@ -22,7 +22,7 @@ from processes import eventually
 from querying import Queries
 from receiving import changes, logged
 from walmere.lsn import Lsn
-from walmere.subscription.origin import Origins
+from walmere.subscription.progress import SinkPositions
 from workload import MixedLoad
 
 
@@ -351,7 +351,7 @@ def test_a_query_receives_by_itself_and_the_log_is_kept_for_it_alone(database18:
         eventually(lambda: not kept & set(changelog.glob("*.arrow")), 90, lambda: str(query.exception()))
         database.execute("INSERT INTO t VALUES (4, 'ok')")
         eventually(lambda: len(queries.landed("t")) == 5, 90, lambda: str(query.exception()))
-        with pytest.raises(StreamingQueryException, match=r"origin pgoutput(?s:.*)option\(\"origin\""):
+        with pytest.raises(StreamingQueryException, match=r"reader pgoutput(?s:.*)option\(\"reader\""):
             queries.available_now(queries.stream("public.t", **own), "second")
     finally:
         query.stop()
@@ -369,16 +369,16 @@ def test_a_log_is_kept_for_a_query_that_asks_for_it(database18: Database, tmp_pa
     queries.receive()
     database.execute("INSERT INTO t VALUES (1)")
     queries.receive()
-    origins = Origins(queries.directory)
+    positions = SinkPositions(queries.directory)
     queries.available_now(queries.stream("t"), "unnamed")
-    assert origins.applied() is None
-    queries.available_now(queries.stream("t", origin="report"), "named")
-    assert origins.applied() == 0
+    assert positions.applied() is None
+    queries.available_now(queries.stream("t", reader="report"), "named")
+    assert positions.applied() == 0
     database.execute("INSERT INTO t VALUES (2)")
     queries.receive()
-    queries.available_now(queries.stream("t", origin="report"), "named")
+    queries.available_now(queries.stream("t", reader="report"), "named")
     first = queries.read("t")[0]
-    assert first._commit_lsn < (origins.applied() or 0) <= queries.read("t")[1]._commit_lsn
+    assert first._commit_lsn < (positions.applied() or 0) <= queries.read("t")[1]._commit_lsn
 
 
 @pytest.mark.long

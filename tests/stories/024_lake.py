@@ -17,10 +17,10 @@ from mirror import Mirror
 from processes import Here
 from walmere.api import Subscription
 from walmere.errors import OwnedByAnother, SinkMismatch, StateDamaged
+from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
-from walmere.sinks.owner import PROPERTY
-from walmere.subscription.ledger import Ledger
-from walmere.subscription.origin import Origins
+from walmere.owner import PROPERTY
+from walmere.subscription.progress import SinkPositions
 from walmere.subscription.state import Phase, TableState
 
 
@@ -265,7 +265,7 @@ def test_damage_that_can_be_made_good_is_and_the_run_goes_on(
             ("checkpoint/metadata", b""),
             ("checkpoint/offsets/0", b"v1\n{torn"),
             ("checkpoint/offsets/9", b'v1\n{}\n{"lsn": "FF/0", "turn": "0"}'),
-            ("origins/target.json", b"\xff\xfe"),
+            ("positions/target.json", b"\xff\xfe"),
             ("ledger.jsonl", b"\xff\xfe\nnothing\n"),
         ]
     ):
@@ -276,7 +276,7 @@ def test_damage_that_can_be_made_good_is_and_the_run_goes_on(
         mirror.assert_equal("t", "other")
         assert_points_agree(mirror)
     assert state(mirror, "t").snapshot_lsn == snapshot, "nothing was copied again"
-    assert Origins(directory).applied() == state(mirror, "t").applied_lsn
+    assert SinkPositions(directory).applied() == state(mirror, "t").applied_lsn
     assert len(list(Ledger(directory).entries())) > 2, "points of the lake's ledger were kept"
     assert "ledger.jsonl" in caplog.text
 

@@ -22,11 +22,11 @@ from mirror import Mirror
 from processes import Background, Here, eventually, running, walmere, write_config
 from proxy import Proxy
 from receiving import changes, receive_all
-from walmere.changelog.writer import Lock
 from walmere.errors import PublicationMissing, SinkFull, SourceUnavailable
+from walmere.ledger.file import Ledger
 from walmere.publisher import copy, snapshot
 from walmere.publisher.connect import connect, speaking
-from walmere.subscription.ledger import Ledger
+from walmere.storage import Lock
 from walmere.subscription.state import Phase
 
 TIMEOUT = 2.0
@@ -291,7 +291,7 @@ def test_what_can_be_refused_is_refused_before_spark_starts(database18: Database
     lock = Lock(mirror.config.subscription.directory / "run")
     began = time.monotonic()
     code, _, err = here("run", "-c", mirror.file)
-    lock.release()
+    lock.close()
     assert code == 1
     assert f"process {os.getpid()} runs it already" in err
     assert time.monotonic() - began < 2

@@ -9,10 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from walmere.publisher.catalog import Layout
-from walmere.publisher.table import Column
+from walmere.definition import Column, Definition, Layout
 from walmere.subscription.evolution import in_place
-from walmere.subscription.state import Definition
 
 INT4, INT8, TEXT, VARCHAR, NUMERIC, DATE, INT4_ARRAY = 23, 20, 25, 1043, 1700, 1082, 1007
 

@@ -13,7 +13,7 @@ from walmere.changelog.reader import Reader
 from walmere.changelog.search import ManifestSearch
 from walmere.config import Config
 from walmere.lsn import Lsn
-from walmere.sinks.base import TableName
+from walmere.names import TableName
 from walmere.subscription.lag import oldest_missing
 from walmere.subscription.state import Phase, TableState
 

@@ -16,7 +16,7 @@ from receiving import changes, files, named_files, receive_all, summary
 from walmere.config import Config
 from walmere.lsn import Lsn
 from walmere.subscription import receiver
-from walmere.subscription.origin import Origins
+from walmere.subscription.progress import SinkPositions
 from walmere.subscription.receiver import Receiver
 
 TABLE = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLE t")
@@ -121,9 +121,9 @@ def test_a_sink_that_is_behind_keeps_the_log(database18: Database, tmp_path: Pat
     for number in range(3):
         database.execute(f"INSERT INTO t VALUES ({number})")
         ends.append(receive_all(database, config))
-    origins = Origins(tmp_path)
+    positions = SinkPositions(tmp_path)
     for applied, left in ((Lsn(1), [0, 1, 2]), (ends[0], [1, 2]), (ends[2], [])):
-        origins.advance("sink", applied)
+        positions.advance("sink", applied)
         receive_all(database, with_keep(config, 0.0))
         receive_all(database, config)
         assert ids(config) == left
@@ -140,7 +140,7 @@ def test_the_positions_are_what_the_source_shows(
     monkeypatch.setattr(receiver, "FEEDBACK", 0.05)
     database.execute(*TABLE)
     config = database.config(tmp_path)
-    Origins(tmp_path).advance("sink", Lsn(0x1234))
+    SinkPositions(tmp_path).advance("sink", Lsn(0x1234))
     with Background(config) as background:
         query = (
             "SELECT write_lsn::text, flush_lsn::text, replay_lsn::text FROM pg_stat_replication"

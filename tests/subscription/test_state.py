@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from walmere.changelog.plan import should_apply
+from walmere.definition import Column, Definition, Layout, Shape
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.publisher.catalog import Layout
-from walmere.publisher.table import Column
-from walmere.sinks.base import TableName
+from walmere.names import TableName
 from walmere.subscription import state as s
-from walmere.subscription.state import Definition, Phase, Shape, TableState
+from walmere.subscription.state import Phase, TableState
 
 ALL = tuple(Phase)
 DEFINITION = Definition(
@@ -86,9 +86,9 @@ def test_a_batch_that_ends_before_the_snapshot_changes_nothing() -> None:
 )
 def test_the_hand_over(phase: Phase, applied: int, commit: int, expected: bool) -> None:
     position = table(phase, applied).position
-    assert s.should_apply(position, Lsn(commit)) is expected
+    assert should_apply(position, Lsn(commit)) is expected
     if position is not None:
-        assert s.should_apply(position, np.array([commit, commit], np.uint64)).tolist() == [expected, expected]
+        assert should_apply(position, np.array([commit, commit], np.uint64)).tolist() == [expected, expected]
 
 
 def test_the_log_is_needed_from_the_oldest_position_and_since_the_snapshot_of_a_copy() -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from walmere.apply.standing import compare
 from walmere.errors import ChangeLogError, StateDamaged
+from walmere.ledger.entry import Entry
+from walmere.ledger.file import Ledger
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.owner import Owner
 from walmere.sinks.base import Standing
-from walmere.sinks.owner import Owner
-from walmere.sinks.points import Entry
+from walmere.source.feed import Feed, Publisher
 from walmere.subscription import requests
-from walmere.subscription.feed import Feed, Publisher
-from walmere.subscription.ledger import Ledger
-from walmere.subscription.origin import TARGET, Origins
+from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.tables import Tables
-from walmere.subscription.target import compare
 
 SHOP = Owner("shop", "7000000000000000000", 16384)
 
@@ -93,8 +93,8 @@ def _feed(directory: Path) -> object:
     ("file", "read"),
     [
         ("tables.json", Tables),
-        ("origins/query-report.json", lambda directory: Origins(directory).applied()),
-        ("origins/target.json", lambda directory: Origins(directory).positions()),
+        ("positions/query-report.json", lambda directory: SinkPositions(directory).applied()),
+        ("positions/target.json", lambda directory: SinkPositions(directory).positions()),
         ("resync/1.json", lambda directory: requests.take(directory, Tables(directory))),
         ("feed.json", _feed),
         ("ledger.jsonl", lambda directory: Ledger(directory).last()),
@@ -115,12 +115,12 @@ def test_a_damaged_file_is_named_with_the_way_out(
 
 
 def test_the_position_of_the_target_is_repaired_and_that_of_a_query_is_not_guessed(tmp_path: Path) -> None:
-    origins = Origins(tmp_path)
-    assert origins.repair(TARGET, INVALID_LSN), "it is new"
-    origins.advance(TARGET, Lsn(100))
-    assert not origins.repair(TARGET, Lsn(50))
-    (tmp_path / "origins" / "target.json").write_bytes(b"\xff")
+    positions = SinkPositions(tmp_path)
+    assert positions.repair(TARGET, INVALID_LSN), "it is new"
+    positions.advance(TARGET, Lsn(100))
+    assert not positions.repair(TARGET, Lsn(50))
+    (tmp_path / "positions" / "target.json").write_bytes(b"\xff")
     with pytest.raises(StateDamaged, match="walmere run"):
-        origins.applied()
-    assert origins.repair(TARGET, Lsn(50))
-    assert origins.applied() == Lsn(50)
+        positions.applied()
+    assert positions.repair(TARGET, Lsn(50))
+    assert positions.applied() == Lsn(50)

@@ -32,6 +32,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.decode import decode
 from walmere.pgoutput.messages import Relation, Type
 from walmere.pgoutput.relation import RelationVersion
+from walmere.storage import sync_directory
 
 VERSION: Final = 1
 NAME: Final = "manifest.jsonl"
@@ -228,26 +229,6 @@ def create(directory: Path, header: Header, entries: Iterable[Entry] = ()) -> No
         os.fsync(file.fileno())
     temporary.rename(directory / NAME)
     sync_directory(directory)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Put a small file in its place, whole: after a crash there is the old one or the new one."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def render(entry: Entry) -> bytes:

@@ -14,14 +14,12 @@ line (cut off). Both were never confirmed, so PostgreSQL sends them again.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -40,64 +38,14 @@ from walmere.changelog.manifest import (
     Transactions,
 )
 from walmere.changelog.segment import SUFFIX, TEMPORARY, Chunk, Segment, SegmentWriter, open_segment, read_block
-from walmere.errors import ChangeLogDamaged, ChangeLogError, ChangeLogInUse
+from walmere.errors import ChangeLogDamaged, ChangeLogError
 from walmere.lsn import Lsn
+from walmere.storage import sync_directory
 
 _log = logging.getLogger(__name__)
 
 QUEUE: Final = 4
 """Segments that may wait for the disk before reading from the source pauses."""
-
-
-class Lock:
-    """The right to write a log. The operating system gives it back when the process ends, however it ends."""
-
-    def __init__(self, directory: Path) -> None:
-        while not self._take(directory):
-            pass
-        with suppress(OSError):  # on a full disk nobody learns who it is, but `walmere drop` can still make room
-            os.truncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
-
-    def _take(self, directory: Path) -> bool:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ChangeLogError(f"opening {directory}", error.strerror or str(error)) from None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(self._descriptor, 20).decode().strip() or "(unknown)"
-            os.close(self._descriptor)
-            raise ChangeLogInUse(
-                f"opening {directory} for writing",
-                f"process {pid} is writing there",
-                "one receiver is enough; end the other",
-            ) from None
-        try:
-            same = os.path.samestat(os.fstat(self._descriptor), (directory / "lock").stat())
-        except FileNotFoundError:
-            same = False
-        if not same:  # `walmere drop` has deleted it meanwhile: a lock on a file without a name keeps nobody out
-            os.close(self._descriptor)
-        return same
-
-    @staticmethod
-    def holder(directory: Path) -> int | None:
-        """The process that has the right; None if nobody has."""
-        try:
-            with (directory / "lock").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return None
-        except BlockingIOError:
-            return int((directory / "lock").read_text().strip() or 0)
-        return None
-
-    def release(self) -> None:
-        """Give the right back."""
-        os.close(self._descriptor)
 
 
 class Writer:
@@ -244,7 +192,7 @@ class Flusher:
         for writer in writers:
             writer.publish()
         if writers:
-            manifest.sync_directory(self.directory)
+            sync_directory(self.directory)
         if entries:
             _write_all(self._manifest, b"".join(map(manifest.render, entries)))
             os.fsync(self._manifest)
@@ -379,7 +327,7 @@ def create(directory: Path, header: Header) -> None:
     """Begin a log."""
     directory.mkdir(parents=True, exist_ok=True)
     manifest.create(directory, header)
-    manifest.sync_directory(directory.parent)
+    sync_directory(directory.parent)
 
 
 def header_of(directory: Path) -> Header | None:

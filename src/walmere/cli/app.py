@@ -23,7 +23,7 @@ import walmere
 from walmere.api import Subscription
 from walmere.errors import ConfigError, NotCompared, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.subscription.receiver_process import write_error
+from walmere.storage import write_error
 
 # What a command needs beyond this is imported when it runs: `receive` is started often and should start fast.
 
@@ -148,7 +148,7 @@ def run(
 
     subscription = Subscription(config)
     with _stopped_by_signals(subscription):
-        subscription.run(until, once=once, tell=output.progress if json else None, take_over=take_over)
+        subscription.run(until, once=once, on_progress=output.progress if json else None, take_over=take_over)
 
 
 @app.command()
@@ -195,7 +195,9 @@ def verify(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, at any point
     try:
         with comparing.comparing() as shown:
-            proof = subscription.verify(table or (), options, wait=wait, progress=shown.progress, verdict=shown.verdict)
+            proof = subscription.verify(
+                table or (), options, wait=wait, on_progress=shown.progress, on_verdict=shown.verdict
+            )
     except NotCompared as error:
         _fail(error, 3)
     comparing.proof(proof, as_json=json)

@@ -29,11 +29,11 @@ from walmere.demo.display import Display
 from walmere.demo.interruption import Interrupted, Interruptions
 from walmere.demo.place import Place
 from walmere.demo.report import Measured, Report
-from walmere.demo.server import LOGICAL, Server, embedded
 from walmere.demo.subscriber import Subscriber, own_environment
 from walmere.demo.watch import Watch
 from walmere.demo.workload import Writers
 from walmere.publisher.connect import Connection, connect, speaking
+from walmere.testing.server import LOGICAL, Server, embedded
 
 _SETTINGS: Final = {**LOGICAL, "max_wal_size": "2GB"}
 

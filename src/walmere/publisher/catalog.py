@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import psycopg
 from psycopg.sql import SQL, Identifier
 
+from walmere.definition import Layout
 from walmere.errors import PublicationMissing
 from walmere.lsn import Lsn
 from walmere.publisher.connect import Connection
@@ -22,16 +23,7 @@ LOCK_TIMEOUT: Final = "5s"
 STATEMENT_TIMEOUT: Final = "60s"
 
 
-class Layout(NamedTuple):
-    """How a table is laid out, as numbers to compare: PostgreSQL changes some of them with some DDL."""
-
-    shape: int = 0  # names and types of all columns
-    attnums: int = 0  # another column, be it of the same name
-    versions: int = 0  # of the rows of pg_attribute
-    filenodes: int = 0  # all rows were written anew
-    replica_identity: int = 0
-    rewrites: tuple[tuple[int, int], ...] = ()  # by heap; another one if ALTER TABLE may have written all rows again;
-    # above 0: only then; below 0: with every rewrite, TRUNCATE too
+# above 0: only then; below 0: with every rewrite, TRUNCATE too
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Final
 
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
+from walmere.definition import Column
 from walmere.errors import AccessRefused, NotMirrored, PublicationMissing, SourceUnavailable
 from walmere.pgoutput.messages import ReplicaIdentity
 from walmere.publisher.catalog import PublishedTable, published_tables
@@ -21,17 +22,6 @@ from walmere.types.copytext import COPY_OPTIONS
 
 RANGE_BYTES: Final = 64 << 20
 """About what one task copies."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A published column."""
-
-    attnum: int  # never given to another column: it tells a rename from a new one
-    name: str
-    type_oid: int
-    typmod: int
-    is_key: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ What a sink promises:
    be one behind, until the next run begins. A published version can be read for `keep_seconds` after another has taken
    its place, whatever is tidied up meanwhile.
 
-8. **Owned.** A table names its owner (see `walmere.sinks.owner`) in its metadata, from the commit that creates it. A
+8. **Owned.** A table names its owner (see `walmere.owner`) in its metadata, from the commit that creates it. A
    sink that has an owner refuses to write to a table of another one.
 
 What a sink leaves behind: staged files that nobody committed. A task that dies, or loses, cannot know whether its
@@ -48,16 +48,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from walmere.errors import SinkFull, WalmereError
+from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
-from walmere.sinks.owner import Owner
-from walmere.sinks.points import Entry
+from walmere.names import Identity, TableName
+from walmere.owner import Owner
 
 Mask: TypeAlias = NDArray[np.bool_]
 Run: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
@@ -66,54 +67,6 @@ Run: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 def run_here(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """One after the other."""
     return list(map(function, items))
-
-
-_DEFAULT, _INDEX, _FULL, _NOTHING = "difn"
-_NAME: Final = re.compile(r'("(?:[^"]|"")*"|[^".]+)\.("(?:[^"]|"")*"|[^".]+)\Z')
-
-
-class TableName(NamedTuple):
-    """A table of the source, in the words of its Relation message."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        """For people, and yet no two tables have the same: where it could be mistaken, quoted as in SQL."""
-        return ".".join('"' + part.replace('"', '""') + '"' if "." in part or '"' in part else part for part in self)
-
-    @classmethod
-    def parse(cls, text: str) -> TableName:
-        """The inverse of str. Raises ValueError for anything else."""
-        match = _NAME.match(text)
-        if match is None:
-            raise ValueError(f"{text!r} is not schema.table")
-        namespace, name = (part[1:-1].replace('""', '"') if part.startswith('"') else part for part in match.groups())
-        return cls(namespace, name)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """How the rows of a table are told apart: `pg_class.relreplident`, and the columns of the key if there is one.
-
-    FULL with a key goes by that key (nobody gives one yet). FULL without one makes the table
-    a multiset. Anything else without a key, and NOTHING always, takes inserts only.
-    """
-
-    mode: str  # d, i, f, n
-    key: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.mode not in (_DEFAULT, _INDEX, _FULL, _NOTHING):
-            raise ValueError(f"{self.mode!r} is no replica identity; one is d, i, f or n")
-
-    @property
-    def keyed(self) -> bool:
-        return bool(self.key) and self.mode != _NOTHING
-
-    @property
-    def multiset(self) -> bool:
-        return not self.key and self.mode == _FULL
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def main() -> None:
     for place in set(sys.path_importer_cache) - set(sys.path):
         del sys.path_importer_cache[place]
 
-    for module in ("walmere.spark.apply", "walmere.subscription.tablesync"):
+    for module in ("walmere.spark.apply_query", "walmere.subscription.tablesync"):
         importlib.import_module(module)
     daemon = importlib.import_module("pyspark.daemon")
     gc.freeze()

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from walmere.sinks.pinned import Pinned
+from walmere.sinks.delta.snapshot import Pinned
 
 __all__ = ["DataFrame", "SparkSession", "dataframe"]
 

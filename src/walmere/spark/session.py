@@ -135,6 +135,14 @@ def _own_signals() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+class _LogFile(logging.FileHandler):
+    """A log whose directory may be gone, after `walmere drop`, or whose disk may be full: then nothing is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+
 def _log_to(path: Path) -> None:
     """Have PySpark and py4j log beside the JVM. They log tracebacks of what we report in one line."""
     for name in ("py4j", "pyspark"):
@@ -142,7 +150,7 @@ def _log_to(path: Path) -> None:
         for handler in [each for each in logger.handlers if isinstance(each, logging.FileHandler)]:
             logger.removeHandler(handler)
             handler.close()
-        handler = logging.FileHandler(path, delay=True)
+        handler = _LogFile(path, delay=True)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False

@@ -1,4 +1,4 @@
-"""Rows of many pieces, brought together by a column. They pass through the JVM, because it shuffles and spills them."""
+"""Rows of many pieces, grouped by a column. They pass through the JVM, because it shuffles and spills them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 
-from walmere.spark.tasks import failure
+from walmere.spark.failures import Failure, attempts, caught
+from walmere.spark.tasks import SparkTasks
 
 
 class Piece(Protocol):
@@ -19,29 +20,35 @@ class Piece(Protocol):
         """The rows."""
 
 
-def _rows(items: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in items:
-        for item in batch.column("item").to_pylist():
-            yield from pickle.loads(item).rows()  # noqa: S301
-
-
 class SparkShuffle:
-    """Groups rows and reduces each group to few."""
+    """Groups rows and reduces each group to few. Its jobs are cancelled with those of the tasks."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, tasks: SparkTasks) -> None:
         self._spark = spark
+        self._tasks = tasks
 
     def reduce(
         self, pieces: Sequence[Piece], schema: str, by: str, function: Callable[[pa.Table], pa.Table], reduced: str
     ) -> list[Row]:
         """What the function makes of the rows of all pieces that have the same value in this column."""
-        items: Any = self._spark.sparkContext.parallelize([(pickle.dumps(piece),) for piece in pieces], len(pieces))
+        context = self._spark.sparkContext
+        tries = attempts(context)
+        items: Any = context.parallelize([(pickle.dumps(piece),) for piece in pieces], len(pieces))
 
-        def grouped(rows: pa.Table) -> pa.Table:  # Spark reads the hints
+        def grouped(rows: pa.Table) -> pa.Table:  # Spark reads the annotations
             return function(rows)
 
-        rows = self._spark.createDataFrame(items, "item binary").mapInArrow(_rows, schema)
-        try:
+        with self._tasks.job() as failures:
+
+            def rows_of(items: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                for batch in items:
+                    for item in batch.column("item").to_pylist():
+                        rows = pickle.loads(item).rows()  # noqa: S301
+                        while (found := caught(tries, next, rows, None)) is not None:
+                            if isinstance(found, Failure):
+                                failures.add([found])
+                                return
+                            yield found
+
+            rows = self._spark.createDataFrame(items, "item binary").mapInArrow(rows_of, schema)
             return list(rows.groupBy(by).applyInArrow(grouped, reduced).collect())
-        except Exception as error:
-            raise failure(error) from None

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import operator
-import re
 import threading
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import RDD
+from pyspark import RDD, Accumulator
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from walmere import errors
 from walmere.errors import WalmereError
-from walmere.sinks.base import full_or
+from walmere.spark.failures import Failure, Failures, attempts, caught, from_spark, raise_first
 from walmere.spark.session import require_alive
 
 _LOOK: Final = 0.5
-_TOGETHER: Final = 64
-"""Results that are added up in one place."""
+"""Seconds between two looks at the progress of a job."""
+_TREE_SIZE: Final = 64
+"""Add up this many results on the driver; more are added up by tasks first."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,8 +30,12 @@ Result = TypeVar("Result")
 class SparkTasks:
     """Runs tasks. Spark retries one that fails; what it returns counts once, whichever attempt it came from."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        """`name` says what the tasks do; it is a part of the tag of their jobs."""
         self._context = spark.sparkContext
+        self._name = name
+        self._tags: set[str] = set()
+        self._tries = attempts(self._context)
 
     @property
     def parallelism(self) -> int:
@@ -40,73 +46,99 @@ class SparkTasks:
         self,
         function: Callable[[Item], Result],
         items: Sequence[Item],
-        tell: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> list[Result]:
-        """The function's result for each item, in their order. `tell` hears now and then how many are done, of all."""
-        return self._run(function, items, lambda results: list(results.collect()), tell) if items else []
+        """The function's result for each item, in their order.
+
+        `on_progress` is called now and then with how many are done, and of how many.
+        """
+        return self._run(function, items, lambda results: list(results.collect()), on_progress) if items else []
 
     def add(
-        self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, tell: Callable[[int, int], None]
+        self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, on_progress: Callable[[int, int], None]
     ) -> Any:
         """The sum of the function's results. Of very many, tasks add some up first: all of them may be too much."""
-        if len(items) <= _TOGETHER:
-            return sum(self.map(function, items, tell), zero)
-        return self._run(function, items, lambda results: results.treeReduce(operator.add), tell)
+        if len(items) <= _TREE_SIZE:
+            return sum(self.map(function, items, on_progress), zero)
+        return self._run(function, items, lambda results: results.treeReduce(operator.add), on_progress)
 
     def _run(
         self,
         function: Callable[[Any], Any],
         items: Sequence[Any],
         take: Callable[[RDD[Any]], Any],
-        tell: Callable[[int, int], None] | None,
+        on_progress: Callable[[int, int], None] | None,
     ) -> Any:
+        done = self._context.accumulator(0)
+        with self.job() as failures:
+            run = _task(function, self._tries, failures, done)
+            ended = threading.Event()
+            if on_progress is not None:
+                arguments = (on_progress, done, len(items), ended)
+                threading.Thread(target=_watch_progress, args=arguments, daemon=True).start()
+            try:
+                return take(self._context.parallelize(items, len(items)).flatMap(run))
+            finally:
+                ended.set()
+
+    @contextmanager
+    def job(self) -> Iterator[Accumulator[list[Failure]]]:
+        """Run a job in this block. It can be cancelled, and is, as soon as a task has failed.
+
+        Raises the first of the failures that its tasks have added to what is returned.
+        """
+        failures: Accumulator[list[Failure]] = self._context.accumulator([], Failures())
+        tag = f"walmere-{self._name}-{uuid.uuid4().hex}"
         ended = threading.Event()
-        if tell is not None:
-            done = self._context.accumulator(0)
-            function = _counting(function, done)
-            threading.Thread(target=_watch, args=(tell, done, len(items), ended), daemon=True).start()
+        self._tags.add(tag)
+        self._context.addJobTag(tag)
+        threading.Thread(target=self._cancel_after_failure, args=(tag, failures, ended), daemon=True).start()
         try:
-            return take(self._context.parallelize(items, len(items)).map(function))
-        except Py4JJavaError as error:
-            raise failure(error) from None
+            yield failures
+        except (Py4JJavaError, PySparkException) as error:
+            raise_first(failures.value)
+            raise from_spark(error) from None
         except (Py4JError, OSError) as error:
             require_alive(seconds=_LOOK)
-            raise WalmereError("running a task on Spark", str(error) or repr(error)) from None
+            raise WalmereError("running a job on Spark", str(error) or repr(error)) from None
         finally:
             ended.set()
+            self._tags.discard(tag)
+            try:
+                self._context.removeJobTag(tag)
+            except (Py4JError, OSError):
+                require_alive(seconds=_LOOK)
+        raise_first(failures.value)
 
     def cancel(self) -> None:
-        """End what is running; its callers get an error."""
-        self._context.cancelAllJobs()
+        """Cancel the jobs that these tasks belong to, and no others; their callers get an error."""
+        for tag in list(self._tags):
+            self._context.cancelJobsWithTag(tag)
+
+    def _cancel_after_failure(self, tag: str, failures: Accumulator[list[Failure]], ended: threading.Event) -> None:
+        """The other tasks of a job may take hours, for nothing."""
+        while not ended.wait(_LOOK):
+            if failures.value:
+                self._context.cancelJobsWithTag(tag)
+                return
 
 
-def _counting(function: Callable[[Item], Result], done: Any) -> Callable[[Item], Result]:
-    def run(item: Item) -> Result:
-        result = function(item)
+def _task(
+    function: Callable[[Any], Any], tries: int, failures: Accumulator[list[Failure]], done: Accumulator[int]
+) -> Callable[[Any], list[Any]]:
+    def run(item: Any) -> list[Any]:
+        result = caught(tries, function, item)
+        if isinstance(result, Failure):
+            failures.add([result])
+            return []
         done.add(1)
-        return result
+        return [result]
 
     return run
 
 
-def _watch(tell: Callable[[int, int], None], done: Any, count: int, ended: threading.Event) -> None:
+def _watch_progress(
+    on_progress: Callable[[int, int], None], done: Accumulator[int], count: int, ended: threading.Event
+) -> None:
     while not ended.wait(_LOOK):
-        tell(done.value, count)
-
-
-def failure(error: Exception) -> WalmereError:
-    """What went wrong in a task: the error that it raised, without the stack traces of two languages around it."""
-    return full_or(_failure(error), str(error))
-
-
-def _failure(error: Exception) -> WalmereError:
-    said = [line.strip() for line in str(error).splitlines()]
-    for number, line in reversed(list(enumerate(said))):
-        if found := re.match(r"(?:walmere\.)?errors\.(\w+): (.*?): (.*)", line):
-            kind = getattr(errors, found[1], WalmereError)
-            hint = said[number + 1] if number + 1 < len(said) else ""
-            return kind(found[2], found[3], hint.removeprefix("hint: ") if hint.startswith("hint: ") else "")
-    causes = [line.removeprefix(": ").removeprefix("Caused by: ") for line in said]
-    raised = [line for line in causes if re.match(r"[\w.$]+(Error|Exception): ", line)]
-    own = [line for line in raised if "spark" not in line and "py4j" not in line]
-    return WalmereError("running a task on Spark", (own or raised or [said[0] if said else repr(error)])[-1])
+        on_progress(done.value, count)

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from walmere.changelog.writer import Lock, header_of
+from walmere import paths
+from walmere.changelog.writer import header_of
 from walmere.config import Config
 from walmere.errors import ChangeLogError, PublicationMissing, SlotLost, SlotMissing, SlotUnsuitable, WalmereError
 from walmere.publisher.check import check as check_source
 from walmere.publisher.check_slot import Subscriber
 from walmere.publisher.finding import Finding, Level
+from walmere.storage import Lock
 from walmere.subscription import receiver
 
 LEAST_FREE: Final = 5 << 30
@@ -95,7 +97,7 @@ def _java(require_java: Callable[[], None]) -> Finding:
 
 
 def _run(config: Config, receiving: int | None) -> Finding:
-    running = Lock.holder(config.subscription.directory / "run")
+    running = Lock.holder(config.subscription.directory / paths.RUN)
     said = [f"process {running} runs the subscription" if running is not None else "nothing runs the subscription"]
     if receiving is not None:
         said.append(f"process {receiving} receives")

@@ -20,18 +20,16 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
+from walmere import paths
 from walmere.lsn import Lsn
-
-_DIRECTORY: Final = "cuts"
 
 
 class Cut:
     """A hold that becomes a cut."""
 
     def __init__(self, directory: Path, hold_seconds: float) -> None:
-        place = directory / _DIRECTORY
+        place = directory / paths.CUTS
         place.mkdir(parents=True, exist_ok=True)
         self._path = place / uuid.uuid4().hex
         temporary = self._path.with_suffix(".tmp")
@@ -68,7 +66,7 @@ def wanted(directory: Path) -> Wanted:
     """All holds and cuts whose makers are alive."""
     hold = False
     at: list[Lsn] = []
-    for path in (directory / _DIRECTORY).glob("*"):
+    for path in (directory / paths.CUTS).glob("*"):
         if path.suffix:
             continue  # it is being made
         with suppress(FileNotFoundError, ValueError):  # it is over by now, or has just begun

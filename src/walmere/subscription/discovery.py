@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.config import Source
+from walmere.definition import Definition, Layout, Shape
 from walmere.errors import ConfigError, SourceError
 from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
 from walmere.publisher import catalog
-from walmere.publisher.catalog import Layout, PublishedTable, may_have_come_with_rows
+from walmere.publisher.catalog import PublishedTable, may_have_come_with_rows
 from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.table import columns_of
-from walmere.sinks.base import Identity, TableName
 from walmere.subscription import state
-from walmere.subscription.state import Definition, Shape, TableState
+from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 
 

@@ -22,8 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from walmere.publisher.table import Column
-from walmere.subscription.state import Definition
+from walmere.definition import Column, Definition
 from walmere.types import PgType
 from walmere.types.codec import codec
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from walmere.changelog.manifest import Transaction, Transactions
+from walmere.changelog.plan import messages, references
 from walmere.changelog.search import ManifestSearch
 from walmere.lsn import Lsn
-from walmere.subscription.plan import messages, references
 from walmere.subscription.state import TableState
 
 MESSAGE_BLOCKS: Final = 200

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from walmere import paths
 from walmere.changelog import manifest
-from walmere.changelog.writer import Lock
 from walmere.config import Config
 from walmere.errors import (
     ChangeLogInUse,
@@ -28,8 +29,10 @@ from walmere.errors import (
     WalmereError,
 )
 from walmere.lsn import Lsn
-from walmere.sinks.base import Sink, TableName, full_or
-from walmere.sinks.owner import Owner
+from walmere.names import TableName
+from walmere.owner import Owner
+from walmere.sinks.base import Sink, full_or
+from walmere.storage import Lock
 from walmere.subscription import ownership, receiver, requests
 from walmere.subscription.backoff import Backoff
 from walmere.subscription.executor import DaemonExecutor
@@ -79,7 +82,10 @@ class ApplyWorker(Protocol):
     """What applies the log to the tables."""
 
     applied: Lsn
-    error: WalmereError | None
+
+    @property
+    def error(self) -> WalmereError | None:
+        """What ended the query that was started last; None: only Spark knows."""
 
     def claim(self, owner: Owner, published: Sequence[TableState], *, take_over: bool = False) -> Sink:
         """See that the target's tables are the owner's, before anything is written. Returns the sink to write to."""
@@ -209,7 +215,24 @@ def _setbacks(table: TableState) -> str:
 class Launcher:
     """One run of a subscription."""
 
-    def __init__(self, config: Config, config_file: Path, tables: Tables, sync: TableSync, apply: ApplyWorker) -> None:
+    def __init__(
+        self,
+        config: Config,
+        config_file: Path,
+        tables: Tables,
+        sync: TableSync,
+        apply: ApplyWorker,
+        *,
+        require_spark: Callable[[float], None] = lambda _: None,
+        on_poll: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+        take_over: bool = False,
+    ) -> None:
+        """Nothing is started yet.
+
+        `require_spark` raises if Spark has ended, or ends within these seconds. `on_poll` is called often, `on_end` at
+        the end. `take_over`: take tables of the target from other owners.
+        """
         self._config = config
         self._config_file = config_file
         self._tables = tables
@@ -217,16 +240,14 @@ class Launcher:
         self.apply = apply
         self._stopping = threading.Event()
         self._claimed = False
-        self.take_over = False
-        """Take tables of the target from other owners."""
+        self._take_over = take_over
         self._backoff = Backoff(*_BACKOFF)
         self._began_at = apply.applied
         self._start_at = 0.0
         self._process: ReceiverProcess | None = None
-        self.require_spark: Callable[[float], None] = lambda _: None
-        """Raises if Spark has ended, or does so within these seconds."""
-        self.on_poll: Callable[[], None] = lambda: None
-        self.on_end: Callable[[], None] = lambda: None
+        self._require_spark = require_spark
+        self._on_poll = on_poll
+        self._on_end = on_end
 
     def stop(self) -> None:
         """End soon. Safe in a signal handler."""
@@ -238,11 +259,11 @@ class Launcher:
         Tables that are copied meanwhile have what their snapshots saw, which may be more. Then it goes on until the
         others have that, too: a run leaves all tables at one point.
         """
-        lock = lock_run(self._config.subscription.directory)
         try:
-            self._run(until)
+            with closing(lock_run(self._config.subscription.directory)):
+                self._run(until)
         finally:
-            lock.release()
+            self._on_end()
 
     def abandon(self) -> None:
         """The process is about to end, whatever is still under way: leave no receiver behind."""
@@ -274,7 +295,7 @@ class Launcher:
             try:
                 while not self._stopping.is_set() and not (copies.done() and self._applied(end, query, copies)):
                     process.until = end = self._end(until)
-                    self.require_spark(0.0)
+                    self._require_spark(0.0)
                     process.check()
                     for oid in requests.take(self._config.subscription.directory, self._tables):
                         copies.forget(oid)
@@ -283,7 +304,7 @@ class Launcher:
                         query = self._checked(query, until)
                     elif time.monotonic() >= self._start_at and self._has_something_to_apply(end, copies):
                         query = self._start(until)
-                    self.on_poll()
+                    self._on_poll()
                     time.sleep(_POLL)
             except (WalmereError, KeyboardInterrupt):
                 raise
@@ -302,7 +323,7 @@ class Launcher:
         owner, published = ownership.find(self._config)
         if (messages := self._messages()) is not None:
             published = [*published, TableState(messages, 0)]
-        self._sync.use(self.apply.claim(owner, published, take_over=self.take_over))
+        self._sync.use(self.apply.claim(owner, published, take_over=self._take_over))
         self._claimed = True
 
     def _prepare_target(self) -> bool:
@@ -389,11 +410,10 @@ class Launcher:
     def _require_spark_after(self, error: Exception) -> None:
         """Connections to a JVM that was killed are cut somewhat before it has ended."""
         cut = isinstance(error, OSError) or type(error).__module__.startswith("py4j")
-        self.require_spark(_DYING if cut else 0.0)
+        self._require_spark(_DYING if cut else 0.0)
 
     def _start(self, until: Lsn | None) -> Query | None:
         """Start the query. None: it is to be tried again."""
-        self.apply.error = None
         self._began_at = self.apply.applied
         try:
             query: Query = self.apply.start()
@@ -434,7 +454,7 @@ class Launcher:
 def lock_run(directory: Path) -> Lock:
     """The right to run the subscription; only one process may."""
     try:
-        return Lock(directory / "run")
+        return Lock(directory / paths.RUN)
     except ChangeLogInUse as error:
         raise ChangeLogInUse(
             f"running the subscription in {directory}", error.wrong, "end that process first"

@@ -12,12 +12,12 @@ from contextlib import closing
 from walmere.changelog.writer import header_of
 from walmere.config import Config
 from walmere.errors import SourceUnavailable
+from walmere.names import TableName
+from walmere.owner import Owner
 from walmere.publisher import catalog
 from walmere.publisher.connect import connect, speaking
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import identify_system
-from walmere.sinks.base import TableName
-from walmere.sinks.owner import Owner
 from walmere.subscription.state import TableState
 
 

@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from walmere import paths
 from walmere.changelog import retention
 from walmere.changelog.assembly import Assembly
 from walmere.changelog.manifest import Header
 from walmere.changelog.search import ManifestSearch
-from walmere.changelog.writer import Lock, Writer, create, header_of
+from walmere.changelog.writer import Writer, create, header_of
 from walmere.config import Config
 from walmere.errors import (
     ChangeLogError,
@@ -49,8 +50,9 @@ from walmere.publisher import catalog, column_lists, slot
 from walmere.publisher.connect import MISSING, connect, speaking
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import Stream, System, identify_system
+from walmere.storage import Lock
 from walmere.subscription.heartbeat import Heartbeat
-from walmere.subscription.origin import Origins
+from walmere.subscription.progress import SinkPositions
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ class Receiver:
         self._config = config
         self._directory = config.changelog
         self._stopping = threading.Event()
-        self._origins = Origins(config.subscription.directory)
+        self._positions = SinkPositions(config.subscription.directory)
         self._session: _Session | None = None
         self._tidied = -math.inf  # so that also one who only ever receives `--once` keeps no more than is wanted
         self.progress = Progress()
@@ -109,8 +111,8 @@ class Receiver:
                 "nothing was confirmed that is not durable; make room or repair the disk, and start again",
             ) from error
         finally:
-            (self._config.subscription.directory / "receiver.json").unlink(missing_ok=True)
-            lock.release()
+            (self._config.subscription.directory / paths.RECEIVER).unlink(missing_ok=True)
+            lock.close()
 
     def _run(self, until: Lsn | None) -> Lsn:
         pause, longest = BACKOFF
@@ -180,7 +182,7 @@ class Receiver:
                 if ending or awaited or stream.reply_requested or now - sent >= SILENCE:
                     assembly.advance(stream.keepalive_lsn)
             if now - self._tidied >= max(_RETENTION, self._config.subscription.keep_seconds / 24):
-                retention.submit(writer, self._origins.applied(), self._config.subscription.keep_seconds)
+                retention.submit(writer, self._positions.applied(), self._config.subscription.keep_seconds)
                 self._tidied = now
             if ending:
                 writer.flush()
@@ -216,13 +218,13 @@ class Receiver:
         """Say how far we are. The durable position is read first: nothing later is ever confirmed."""
         durable = writer.durable
         received = max(assembly.position, stream.keepalive_lsn, durable)
-        applied = self._origins.applied() or INVALID_LSN
+        applied = self._positions.applied() or INVALID_LSN
         stream.confirm(received, durable, applied, reply=reply)
         self.progress = Progress(received, durable, applied)
         self._publish()
 
     def _publish(self) -> None:
-        path = self._config.subscription.directory / "receiver.json"
+        path = self._config.subscription.directory / paths.RECEIVER
         temporary = path.with_suffix(".tmp")
         state = {"pid": os.getpid(), "received_lsn": str(self.progress.received), "time": time.time()}
         temporary.write_text(json.dumps(state))
@@ -241,7 +243,7 @@ def prepare(config: Config, opened: Callable[[Callable[[], None]], None] = lambd
             opened(session.interrupt)
             session.prepare(config.changelog)
     finally:
-        lock.release()
+        lock.close()
 
 
 def require_fit(config: Config) -> None:

@@ -12,7 +12,6 @@ because it goes on if we are killed.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -25,12 +24,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from walmere import paths
 from walmere.changelog import manifest
 from walmere.changelog.manifest import Manifest
-from walmere.changelog.writer import Lock
 from walmere.config import Config
-from walmere.errors import ChangeLogInUse, SourceError, WalmereError, from_dict
+from walmere.errors import ChangeLogInUse, SourceError
 from walmere.lsn import Lsn
+from walmere.storage import Lock, read_error, reserve_error
 from walmere.subscription.backoff import Backoff
 
 _log = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ _STEADY: Final = 60.0
 _PATIENCE: Final = 5.0
 """Seconds that it has to end; then it is killed, which loses nothing."""
 _POLL: Final = 0.05
-_ERROR_BYTES: Final = 4096
-"""Of the file for the error. They are taken in advance: that a disk is full must be told, too."""
 _WARNING: Final = re.compile(rb"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$", re.MULTILINE)
 
 
@@ -56,8 +54,8 @@ class ReceiverProcess:
     def __init__(self, config_file: Path, config: Config, until: Lsn | None) -> None:
         self._changelog = config.changelog
         directory = config.subscription.directory
-        self._log, self._pids = directory / "receiver.log", directory / "receiver.pids"
-        self._error = directory / "receiver-error.json"
+        self._log, self._pids = directory / paths.RECEIVER_LOG, directory / paths.RECEIVER_PIDS
+        self._error = directory / paths.RECEIVER_ERROR
         self._command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
         self._command += ["--error-file", str(self._error)]
         self.until = until
@@ -73,7 +71,7 @@ class ReceiverProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         self._runs_until, self._due = self.until, None
         self._reached = False
-        self._error.write_bytes(b" " * _ERROR_BYTES)
+        reserve_error(self._error)
         command = [*self._command, *(["--until", str(self.until)] if self.until is not None else [])]
         self._started = time.monotonic()
         with self._log.open("ab") as log:
@@ -177,20 +175,6 @@ def how_it_ended(code: int) -> str:
     with suppress(ValueError):
         return f"was ended by signal {-code} ({signal.Signals(-code).name})"
     return f"was ended by signal {-code}"
-
-
-def write_error(path: Path, error: WalmereError) -> None:
-    """For the launcher, which has made the file."""
-    with suppress(OSError), path.open("r+b") as file:
-        file.write(json.dumps(error.to_dict()).encode())
-
-
-def read_error(path: Path) -> WalmereError | None:
-    """What a receiver has written; None if it ended without."""
-    try:
-        return from_dict(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _is_alive(pid: int) -> bool:

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from walmere.changelog.manifest import write_durably
-from walmere.changelog.writer import Lock
+from walmere import paths
 from walmere.errors import ConfigError, NotMirrored, SourceUnavailable
-from walmere.sinks.base import TableName
+from walmere.names import TableName
+from walmere.storage import Lock, read_json, write_durably
 from walmere.subscription import state
-from walmere.subscription.statefile import read_json
 from walmere.subscription.tables import Tables
 
-_DIRECTORY: Final = "resync"
 _POLL: Final = 0.1
 
 
@@ -40,7 +38,7 @@ def find(tables: Tables, names: Sequence[str], doing: str = "looking for the tab
 
 def ask(directory: Path, tables: Sequence[TableName]) -> None:
     """Have these tables copied again."""
-    place = directory / _DIRECTORY
+    place = directory / paths.RESYNC
     place.mkdir(parents=True, exist_ok=True)
     write_durably(place / f"{uuid.uuid4().hex}.json", json.dumps(tables))
 
@@ -48,7 +46,7 @@ def ask(directory: Path, tables: Sequence[TableName]) -> None:
 def take(directory: Path, tables: Tables) -> set[int]:
     """Do what was asked: from now on these tables wait for a copy. Returns which."""
     taken: set[int] = set()
-    for file in sorted((directory / _DIRECTORY).glob("*.json")):
+    for file in sorted((directory / paths.RESYNC).glob("*.json")):
         way_out = "delete it, and ask again with `walmere resync`"
         wanted = read_json(file, lambda content: {TableName(*each) for each in content}, way_out)
         oids = {each.oid for each in tables if each.published and each.oid and each.table in wanted}
@@ -60,7 +58,7 @@ def take(directory: Path, tables: Tables) -> set[int]:
 
 def wait(directory: Path, wanted: Sequence[TableName]) -> None:
     """Until a run has taken what was asked, and has copied these tables. Raises what it met instead."""
-    while any((directory / _DIRECTORY).glob("*.json")):
+    while any((directory / paths.RESYNC).glob("*.json")):
         _require_run(directory)
         time.sleep(_POLL)
     while True:
@@ -76,5 +74,5 @@ def wait(directory: Path, wanted: Sequence[TableName]) -> None:
 
 
 def _require_run(directory: Path) -> None:
-    if Lock.holder(directory / "run") is None:
+    if Lock.holder(directory / paths.RUN) is None:
         raise SourceUnavailable("copying tables again", "the run that did it has ended", "the next one goes on with it")

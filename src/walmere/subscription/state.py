@@ -33,54 +33,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
+from walmere.definition import Column, Definition, Layout, Shape
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.sinks.base import Identity, TableName
-
-if TYPE_CHECKING:
-    from walmere.publisher.catalog import Layout
-    from walmere.publisher.table import Column
-
+from walmere.names import Identity, TableName
 
 COPY_HELPED: Final = 1800.0
 """Seconds. A table that was followed for so long after its copy was helped by it."""
 SETBACK_WAITS: Final = (0.0, 60.0, 3600.0, 4 * 3600.0)
 """Seconds until the next copy, after one, two, … copies that did not help."""
-
-
-class Shape(NamedTuple):
-    """What a Relation message says of a table that its target has to follow."""
-
-    table: TableName
-    columns: tuple[tuple[str, int, int], ...]  # name, type, type modifier
-
-    def same(self, other: Shape) -> bool:
-        """Whether both are one, but for the order of columns: partitions may have another than their root."""
-        return self.table == other.table and sorted(self.columns) == sorted(other.columns)
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """What the catalogs said of a table when its target was made like it."""
-
-    columns: tuple[Column, ...]  # published, in order
-    natts: int  # columns that it ever had: one with a greater attnum was added later
-    layout: Layout
-    how: str  # it is published
-    leaves: tuple[tuple[int, int], ...] = ()  # of a partitioned table: who holds its rows, and since when
-    partial: bool = False  # not all changes are published, so what is inserted may be there already
-    gathered: bool = False  # the stream has its leaves, each under its own name
-    identity: Identity | None = None  # of a partitioned table; None: the stream says it
-    xid: int = 0  # every transaction before it had ended when the catalogs said this
-
-    def shape(self, table: TableName) -> Shape:
-        """As a Relation message would say it."""
-        return Shape(table, tuple((column.name, column.type_oid, column.typmod) for column in self.columns))
 
 
 class Phase(StrEnum):
@@ -262,20 +225,6 @@ def applied(state: TableState, end_lsn: Lsn, rejects: int | None = None) -> Tabl
     return replace(state, applied_lsn=end_lsn, phase=following[state.phase])
 
 
-@overload
-def should_apply(position: Lsn | None, commit_lsn: Lsn) -> bool: ...
-@overload
-def should_apply(position: Lsn, commit_lsn: NDArray[np.uint64]) -> NDArray[np.bool_]: ...
-def should_apply(position: Lsn | None, commit_lsn: Any) -> Any:
-    """Whether a transaction still has to be applied to a table: PostgreSQL's should_apply_changes_for_rel.
-
-    `commit_lsn` is where its commit record begins; of one transaction, or of many at once. The table's position is
-    where another record ended, so the first transaction that is not in the table may begin exactly there: hence <=,
-    not <.
-    """
-    return position is not None and position <= commit_lsn
-
-
 def to_json(state: TableState) -> dict[str, Any]:
     """As it is stored."""
     return {
@@ -309,10 +258,6 @@ def from_json(content: Mapping[str, Any]) -> TableState:
     table = TableName(content["schema"], content["table"])
     definition = None
     if (stored := content["definition"]) is not None:
-        # only here: who only follows the log does without the driver of the source
-        from walmere.publisher.catalog import Layout  # noqa: PLC0415
-        from walmere.publisher.table import Column  # noqa: PLC0415
-
         identity = stored.get("identity")
         numbers, rewrites = stored["layout"][:5], stored["layout"][5:]  # an earlier version has fewer
         definition = Definition(

@@ -14,19 +14,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from walmere import paths
 from walmere.changelog import manifest
 from walmere.changelog.search import ManifestSearch
-from walmere.changelog.writer import Lock
 from walmere.config import Config
 from walmere.errors import ChangeLogError, SourceError
 from walmere.lsn import Lsn
+from walmere.names import TableName
 from walmere.publisher import catalog, slot
 from walmere.publisher.catalog import PublishedTable
 from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.slot import Slot
-from walmere.sinks.base import TableName
+from walmere.storage import Lock
 from walmere.subscription.lag import Missing, oldest_missing
-from walmere.subscription.origin import TARGET, Origins
+from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 
@@ -62,8 +63,8 @@ def status(config: Config) -> dict[str, Any]:
     """Everything, as JSON would have it. A source that does not answer leaves its part null, and says why."""
     source = _ask(config)
     log, tables = _look(config, source)
-    origins = Origins(config.subscription.directory).positions()
-    applied = origins.pop(TARGET, None)
+    positions = SinkPositions(config.subscription.directory).positions()
+    applied = positions.pop(TARGET, None)
     receiver = _receiver(config, source, log)
     # without a target nothing is applied, and no table can be behind
     behind = [each.name for each in tables if config.target is not None and _is_behind(each, log)]
@@ -81,7 +82,7 @@ def status(config: Config) -> dict[str, Any]:
         "receiver": receiver,
         "tables": [_table(each, source, log) for each in tables],
         # that the log is kept for, besides
-        "queries": [{"origin": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in origins.items()],
+        "queries": [{"name": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in positions.items()],
         "error": source.error or log.error,
     }
 
@@ -229,7 +230,7 @@ def _received(config: Config, durable: Lsn | None) -> Lsn | None:
     """What a running receiver has reported, unless the log is already further."""
     reported: Lsn | None = None
     try:
-        state = json.loads((config.subscription.directory / "receiver.json").read_text())
+        state = json.loads((config.subscription.directory / paths.RECEIVER).read_text())
         reported = Lsn.parse(state["received_lsn"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or torn by a crash: it is not fsynced
         pass

@@ -9,15 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from walmere.changelog.manifest import write_durably
+from walmere import paths
 from walmere.errors import ChangeLogVersion
-from walmere.sinks.base import TableName
+from walmere.names import TableName
+from walmere.storage import read_json, write_durably
 from walmere.subscription.state import TableState, from_json, to_json
-from walmere.subscription.statefile import read_json
 from walmere.types import PgType
 
 VERSION: Final = 2
-_NAME: Final = "tables.json"
 _WAY_OUT: Final = (
     "move the file away: the next run copies all tables again; the slot, the change log and the lake's tables stay"
 )
@@ -31,7 +30,7 @@ class Tables:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / _NAME
+        self._path = directory / paths.TABLES
         self._lock = threading.Lock()  # tables are copied side by side, and batches applied
         self._states: dict[TableName, TableState] = {}
         self._by_oid: dict[int, TableState] = {}
@@ -53,7 +52,7 @@ class Tables:
     @staticmethod
     def changed(directory: Path) -> object:
         """Something that is another whenever the states are. Raises FileNotFoundError if there are none."""
-        found = (directory / _NAME).stat()
+        found = (directory / paths.TABLES).stat()
         return found.st_mtime_ns, found.st_ino
 
     def __iter__(self) -> Iterator[TableState]:

@@ -26,20 +26,23 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from walmere.apply.messages import MESSAGES
+from walmere.apply.rejects import Rejects
 from walmere.config import Source
+from walmere.definition import Definition
 from walmere.errors import ConfigError, PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
+from walmere.names import TableName
 from walmere.publisher import catalog, copy, snapshot, table
 from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.stream import identify_system
 from walmere.publisher.table import Range, Table
-from walmere.sinks.base import OVERWRITE, Sink, StagedFile, TableName
+from walmere.sinks.base import OVERWRITE, Sink, StagedFile
 from walmere.subscription import state
 from walmere.subscription.discovery import Discovery, identity_of
 from walmere.subscription.evolution import in_place
-from walmere.subscription.rejects import Rejects
-from walmere.subscription.state import Definition, Phase, TableState
+from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
 from walmere.types import PgType, copytext
 from walmere.types.base import Codec
@@ -47,18 +50,6 @@ from walmere.types.codec import codec
 
 _PATIENCE: Final = 5.0
 
-MESSAGES: Final = pa.schema(
-    [
-        ("lsn", pa.int64()),
-        ("commit_lsn", pa.int64()),
-        ("commit_time", pa.timestamp("us", "UTC")),
-        ("xid", pa.int64()),
-        ("transactional", pa.bool_()),
-        ("prefix", pa.string()),
-        ("content", pa.binary()),
-    ]
-)
-"""The table of logical messages, for who wants one. In the log, they stand under relation 0."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -74,9 +65,12 @@ class Tasks(Protocol):
         self,
         function: Callable[[Item], Result],
         items: Sequence[Item],
-        tell: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> list[Result]:
-        """The results, in the order of the items. `tell` hears now and then how many are done, of all."""
+        """The results, in the order of the items.
+
+        `on_progress` is called now and then with how many are done, and of how many.
+        """
 
     def cancel(self) -> None:
         """End what is running; its callers get an error."""

@@ -20,17 +20,18 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
+from walmere.apply.rejects import Rejects
+from walmere.apply.standing import Behind, compare
 from walmere.errors import OwnedByAnother, SinkMismatch
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.sinks.base import Sink, Standing, TableName
-from walmere.sinks.owner import owned_by_another
+from walmere.names import TableName
+from walmere.owner import owned_by_another
+from walmere.sinks.base import Sink, Standing
 from walmere.subscription import state
-from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 from walmere.types.codec import codec
@@ -39,35 +40,6 @@ _log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
 """Tables that are looked at at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """A table does not have what was committed to it."""
-
-    why: str
-    found: Standing | None  # None: there is no such table
-    apply_from: Lsn | None = None  # None: only a copy helps
-
-
-def compare(
-    version: int | None, lsn: Lsn, found: Standing | None, changed_by_others: Callable[[int, int], str | None]
-) -> Behind | None:
-    """Compare a table with the version that we made last, and the LSN in it. None: it has all that it should have."""
-    if found is None:
-        return Behind("its Delta table is not there any more", None)
-    if version is None:
-        return None  # an earlier version of Walmere has not recorded it
-    its = found.lsn or INVALID_LSN
-    if its < lsn:
-        why = f"its Delta table is at LSN {its}, but {lsn} was committed to it: commits are lost, or it was restored"
-        return Behind(why, found, its or None)
-    if found.version < version:
-        why = f"its Delta table is at version {found.version}, but {version} was committed: commits are lost"
-        return Behind(why, found)
-    if found.version > version and (what := changed_by_others(version, found.version)) is not None:
-        return Behind(f"another program has changed rows of its Delta table ({what})", found)
-    return None
 
 
 def claim(sink: Sink, subscription: str, tables: Tables, published: Sequence[TableState], *, take_over: bool) -> None:

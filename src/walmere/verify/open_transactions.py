@@ -25,13 +25,13 @@ from walmere.changelog.assembly import HEARTBEAT
 from walmere.changelog.manifest import Transaction, Transactions
 from walmere.changelog.search import ManifestSearch
 from walmere.changelog.segment import Segment, read_block
-from walmere.changelog.writer import Lock
 from walmere.config import Source
 from walmere.errors import ChangeLogInUse, SourceError
 from walmere.lsn import Lsn
 from walmere.publisher import catalog
 from walmere.publisher.connect import connect, speaking
 from walmere.publisher.snapshot import Snapshot
+from walmere.storage import Lock
 
 _POLL: Final = 0.05
 _BEFORE: Final = 1.0

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from walmere.apply.rejects import Rejects
 from walmere.sinks.base import Sink
-from walmere.subscription.rejects import Rejects
 from walmere.subscription.tablesync import CopyTask, copied_rows
 from walmere.verify.fingerprint import Fingerprint, Layout, fingerprint, nothing, rows_of
 from walmere.verify.point import APPLICATION

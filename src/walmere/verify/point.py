@@ -28,16 +28,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from walmere import paths
 from walmere.changelog.assembly import HEARTBEAT
-from walmere.changelog.writer import Lock
 from walmere.config import Source
 from walmere.errors import ChangeLogInUse, NotCompared, SourceError, WalmereError
+from walmere.ledger.entry import Entry
+from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.publisher import catalog, snapshot, transactions
 from walmere.publisher.connect import Connection, connect, speaking
 from walmere.publisher.snapshot import Snapshot
+from walmere.storage import Lock
 from walmere.subscription.cuts import Cut
-from walmere.subscription.ledger import Entry, Ledger
 from walmere.verify.open_transactions import snapshot_beside_open_transactions
 
 HOLD: Final = 10.0
@@ -83,7 +85,7 @@ def consistent_point(
     for attempt in range(_ATTEMPTS):
         # never the same name: the server lets go of a temporary slot in its own time
         slot = snapshot.slot_name(subscription, os.getpid(), f"verify_{secrets.token_hex(4)}")
-        taking = functools.partial(_snapshot, source, slot, directory / "changelog", receive)
+        taking = functools.partial(_snapshot, source, slot, directory / paths.CHANGELOG, receive)
         with closing(Cut(directory, HOLD * 2**attempt)) as cut, taking(wait) as made:
             if made is None:
                 continue
@@ -171,7 +173,7 @@ def _exported(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
 
 def _reach(source: Source, directory: Path, lsn: Lsn, catch_up: Callable[[Lsn], None], wait: float) -> Entry | None:
     """Wait until the tables are there; None if they are past it."""
-    run = directory / "run"
+    run = directory / paths.RUN
     told = False
     reached: Lsn | None = None
     deadline = time.monotonic() + wait

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from walmere.apply.rejects import Rejects
 from walmere.config import Source
 from walmere.errors import NotCompared, NotMirrored, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
@@ -26,7 +27,6 @@ from walmere.publisher import snapshot, table
 from walmere.publisher.connect import speaking
 from walmere.publisher.table import Part, Range, Table
 from walmere.sinks.base import Scan, Sink
-from walmere.subscription.rejects import Rejects
 from walmere.subscription.state import TableState
 from walmere.subscription.tablesync import CopyTask, Tasks, codecs_of, look, schema_of
 from walmere.verify import rows as row_by_row
@@ -128,26 +128,42 @@ class Options:
     seed: int = field(default_factory=lambda: random.SystemRandom().randrange(1 << 31))  # of the sample
 
 
-Tell = Callable[[str, int, int], None]
-"""Which table, how many of its pieces are done, and of how many."""
+OnProgress = Callable[[str, int, int], None]
+"""Is called with a table's name, how many of its pieces are compared, and how many it has."""
+OnVerdict = Callable[[Verdict], None]
 
 
 class Prover:
     """Compares tables at one point."""
 
     def __init__(
-        self, source: Source, point: Point, sink: Sink, *, tasks: Adding, shuffle: Shuffle, options: Options
+        self,
+        source: Source,
+        point: Point,
+        sink: Sink,
+        *,
+        tasks: Adding,
+        shuffle: Shuffle,
+        options: Options,
+        on_progress: OnProgress = lambda *_: None,
+        on_verdict: OnVerdict = lambda _: None,
+        running: bool = False,
+        retries: bool = False,
     ) -> None:
+        """`running`: a process runs the subscription, and may be about to apply what was altered.
+
+        `retries`: tables whose trouble may pass will be compared again at a newer point; `on_verdict` waits for that.
+        """
         self._source = source
         self._point = point
         self._sink = sink
         self._tasks = tasks
         self._shuffle = shuffle
         self._options = options
-        self.tell: Tell = lambda *_: None
-        self.told: Callable[[Verdict], None] = lambda _: None
-        self.others_run = False  # a running process may be about to bring what was altered
-        self.tries_again = False  # those whose trouble may pass are compared again, at a newer point, and told then
+        self._on_progress = on_progress
+        self._on_verdict = on_verdict
+        self._running = running
+        self._retries = retries
 
     def prove(self, tables: Sequence[TableState], gather: bool) -> Proof:
         """Compare these tables."""
@@ -185,14 +201,14 @@ class Prover:
                 raise work
             found = self._compare(known, work)
         except SinkMismatch as error:
-            found = Verdict(known.name, error=str(error), passing=self.others_run)
+            found = Verdict(known.name, error=str(error), passing=self._running)
         except WalmereError as error:
             found = Verdict(known.name, error=str(error), compared=False, passing=known.error is None)
         except Exception as error:  # of one table, so it must not end the others
             found = Verdict(known.name, error=f"comparing {known.name}: {error!r}", compared=False)
         found = replace(found, seconds=round(time.monotonic() - began, 3))
-        if not (found.passing and self.tries_again):
-            self.told(found)
+        if not (found.passing and self._retries):
+            self._on_verdict(found)
         return found
 
     def _compare(self, known: TableState, work: CopyTask) -> Verdict:
@@ -214,7 +230,7 @@ class Prover:
         layout = Layout(schema, described.key, buckets_for(scan.rows))
         pieces, sampled = self._pieces(described, work, scan, layout)
         none = nothing(layout.buckets)
-        counted = self._tasks.add(count, pieces, Counted(none, none), functools.partial(self.tell, known.name))
+        counted = self._tasks.add(count, pieces, Counted(none, none), functools.partial(self._on_progress, known.name))
         differing = counted.source.differing(counted.target)
         found = Verdict(
             known.name,

@@ -1,0 +1,242 @@
+"""From references to typed changes: what a task does with the blocks of its table before the fold.
+
+The same codecs that cast the copy's text cast the stream's. All by whole columns; the only Python loop is over blocks.
+
+A batch may hold changes of several definitions of the table. They are taken in **stretches**: what committed before the
+first transaction in which another definition appears. Columns and replica identity are the same all through a stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from walmere.apply.fold import KEY, OLD, TRUNCATE, Changes
+from walmere.apply.rejects import Rejects, rejected_key
+from walmere.changelog.plan import Blocks, messages
+from walmere.definition import Shape
+from walmere.errors import NotMirrored
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.names import Identity, TableName
+from walmere.pgoutput.columns import Rows, decode_rows
+from walmere.pgoutput.messages import Relation, ReplicaIdentity
+from walmere.types import PgType
+from walmere.types.base import Codec
+from walmere.types.codec import codec
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Changes of one definition."""
+
+    shape: Shape
+    identity: Identity
+    versions: frozenset[tuple[int, int]]
+    start: Lsn  # all that committed before it is in the table
+    end: Lsn | None = None  # where a transaction commits that has another definition; None: all of the batch is of this
+    of_leaves: bool = False  # the identity is that of the leaf partitions, whatever the stream says of the root's
+
+    @property
+    def empty(self) -> bool:
+        """One transaction has several definitions, so nothing but the whole of it could be applied."""
+        return self.end is not None and self.end <= self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The changes of a stretch."""
+
+    changes: Changes
+    rejects: pa.RecordBatch
+
+
+class _Columns(NamedTuple):
+    """Of the target."""
+
+    schema: pa.Schema
+    codecs: Sequence[Codec]
+    key: tuple[str, ...]
+
+
+def shape_of(relation: Relation, target: Shape | None = None) -> Shape:
+    """What the target has to follow of a definition. With `target`, the relation is a part of that table."""
+    columns = tuple((column.name, column.type_oid, column.type_modifier) for column in relation.columns)
+    if target is None:
+        return Shape(TableName(relation.namespace, relation.name), columns)
+    shape = Shape(target.table, columns)
+    return target if target.same(shape) else shape
+
+
+def _identity(relation: Relation, target: Shape | None) -> Identity:
+    key = _key(relation)
+    if target is not None:  # in the same order, whichever the part has
+        key = tuple(name for name, *_ in target.columns if name in key)
+    return Identity(relation.replica_identity.value, key)
+
+
+def next_stretch(
+    blocks: Blocks, target: Shape, applied: Lsn | None, identity_of_leaves: Identity | None = None
+) -> Stretch | None:
+    """The first stretch that the table does not have; None if it has everything.
+
+    `identity_of_leaves`: of a partitioned table, what its rows are told apart by. See `publisher.identity`.
+    """
+    of_leaves = identity_of_leaves is not None
+    definitions = {
+        number: (
+            shape_of(each.relation, target if blocks.parts else None),
+            identity_of_leaves or _identity(each.relation, target if blocks.parts else None),
+            None if blocks.parts else number,  # a table's own versions always differ in something
+        )
+        for number, each in blocks.versions.items()
+    }
+    position = max(blocks.refs[0].position, applied or INVALID_LSN)
+    if len(set(definitions.values())) == 1:
+        shape, identity, _ = next(iter(definitions.values()))
+        return Stretch(shape, identity, frozenset(blocks.versions), position, of_leaves=of_leaves)
+    begins: dict[tuple[int, int], tuple[Lsn, int]] = {}  # commit and number of the first change of each
+    for ref, batch in messages(blocks.directory, blocks.refs, applied):
+        commits, places = batch.column("commit_lsn").to_numpy(), batch.column("sequence").to_numpy()
+        first = np.lexsort((places, commits))[0]
+        found = (Lsn(commits[first]), int(places[first]))
+        number = (ref.block.relation, ref.version)
+        begins[number] = min(begins.get(number, found), found)
+    if not begins:
+        return None
+    oldest = min(begins, key=lambda number: begins[number])
+    same = frozenset(number for number in begins if definitions[number] == definitions[oldest])
+    others = [commit for number, (commit, _) in begins.items() if number not in same]
+    shape, identity, _ = definitions[oldest]
+    start, end = max(position, begins[oldest][0]), min(others, default=None)
+    return Stretch(shape, identity, same, start, end, of_leaves)
+
+
+def decode(blocks: Blocks, stretch: Stretch, types: Mapping[int, PgType], applied: Lsn | None = None) -> Decoded | None:
+    """Read and cast the changes of a stretch that the table does not have; None if none of them counts."""
+    codecs = [codec(type_oid, typmod, types) for _, type_oid, typmod in stretch.shape.columns]
+    schema = pa.schema([(name, each.arrow) for (name, *_), each in zip(stretch.shape.columns, codecs, strict=True)])
+    into = _Columns(schema, codecs, stretch.identity.key)
+    wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in stretch.versions]
+    found = list(messages(blocks.directory, wanted, applied, stretch.end))
+    if not found:
+        return None
+    emptied = _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
+    rejects = Rejects(stretch.identity.key)
+    pieces: list[Changes] = []
+    order: list[pa.RecordBatch] = []
+    for ref, batch in found:
+        rows = batch if emptied is None else batch.filter(pa.array(_is_after(batch, emptied)))  # the others are gone
+        if rows.num_rows:
+            relation = blocks.versions[ref.block.relation, ref.version].relation
+            typed = _typed(rows, relation, into, ref.segment.streamed, rejects)
+            pieces.append(_as_leaves_have_it(typed, stretch.identity) if stretch.of_leaves else typed)
+            order.append(rows)
+    joined = _joined(pieces, schema) if pieces else _truncate(schema)
+    if len({ref.block.relation for ref, _ in found}) > 1 and pieces:
+        joined = joined.take(np.lexsort((_column(order, "sequence"), _column(order, "commit_lsn"))))
+    if emptied is not None and pieces:
+        joined = _joined([_truncate(schema), joined], schema)
+    return Decoded(joined, rejects.rows())
+
+
+def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.uint64]:
+    return np.concatenate([batch.column(name).to_numpy() for batch in batches])
+
+
+def _is_after(batch: pa.RecordBatch, point: tuple[int, int]) -> NDArray[np.bool_]:
+    commit, sequence = batch.column("commit_lsn").to_numpy(), batch.column("sequence").to_numpy()
+    later: NDArray[np.bool_] = (commit > point[0]) | ((commit == point[0]) & (sequence > point[1]))
+    return later
+
+
+def _last_truncate(batches: Sequence[pa.RecordBatch], parts: int) -> tuple[int, int] | None:
+    """Commit and number of the last TRUNCATE, if there is one. It stands once for each relation that it empties."""
+    truncates = [batch.filter(pc.equal(batch.column("kind"), "T")) for batch in batches]
+    if not sum(map(len, truncates)):
+        return None
+    points, counts = np.unique(
+        np.stack([_column(truncates, "commit_lsn"), _column(truncates, "sequence")], axis=1), axis=0, return_counts=True
+    )
+    if (counts < parts).any():
+        raise NotMirrored(
+            "applying a TRUNCATE to a gathered table",
+            "it empties some of the partitions, and which rows they had is not known here",
+            "no action needed: the table is being copied again",
+        )
+    return int(points[-1][0]), int(points[-1][1])
+
+
+def _key(relation: Relation) -> tuple[str, ...]:
+    """The key's columns. With REPLICA IDENTITY FULL every column is marked, and there is none."""
+    if relation.replica_identity in (ReplicaIdentity.FULL, ReplicaIdentity.NOTHING):
+        return ()
+    return tuple(column.name for column in relation.columns if column.is_key)
+
+
+def _typed(batch: pa.RecordBatch, relation: Relation, into: _Columns, streamed: bool, rejects: Rejects) -> Changes:
+    """The changes of a block, in the columns of the target: a partition may have them in another order."""
+    rows: Rows = decode_rows(batch.column("message"), relation, streamed=streamed)
+    lsn = batch.column("lsn").to_numpy()
+    own = {column.name: place for place, column in enumerate(relation.columns)}
+    places = [own[name] for name in into.schema.names]
+    new = pa.table([rows.new[place].text for place in places], names=into.schema.names)
+    old = None
+    if rows.old_kind.any():
+        text = pa.table([rows.old[place].text for place in places], names=into.schema.names)
+        old = pa.table(_old(text, into.codecs, into.key), schema=into.schema)
+    return Changes(
+        rows.kind,
+        pa.table(rejects.cast(new, into.codecs, lsn), schema=into.schema),
+        tuple(rows.new[place].unchanged for place in places),
+        rows.old_kind,
+        old,
+    )
+
+
+def _as_leaves_have_it(changes: Changes, identity: Identity) -> Changes:
+    """Old tuples marked as what the leaves have logged: whole rows if all of them are FULL, else keys at the least."""
+    kind = np.where(changes.old_kind != 0, OLD if identity.multiset else KEY, 0).astype(np.uint8)
+    return replace(changes, old_kind=kind)
+
+
+def _old(text: pa.Table, codecs: Sequence[Codec], key: tuple[str, ...]) -> list[pa.Array]:
+    """Old tuples; what the target cannot hold of them is NULL there, too, but a key must be exact."""
+    casts = [each.cast(column) for each, column in zip(codecs, text.columns, strict=True)]
+    for name, cast in zip(text.column_names, casts, strict=True):
+        if name in key and cast.rejected is not None and cast.rejected.any():
+            raise rejected_key(name)
+    return [cast.values for cast in casts]
+
+
+def _truncate(schema: pa.Schema) -> Changes:
+    nothing = np.zeros(1, np.uint8)
+    row = pa.table([pa.nulls(1, field.type) for field in schema], schema=schema)
+    return Changes(np.array([TRUNCATE], np.uint8), row, (None,) * len(schema), nothing, None)
+
+
+def _joined(pieces: Sequence[Changes], schema: pa.Schema) -> Changes:
+    if len(pieces) == 1:
+        return pieces[0]
+    olds = any(piece.old is not None for piece in pieces)
+    blank = [pa.table([pa.nulls(len(p), f.type) for f in schema], schema=schema) for p in pieces] if olds else []
+    return Changes(
+        np.concatenate([piece.kind for piece in pieces]),
+        pa.concat_tables([piece.new for piece in pieces]),
+        tuple(_masks([piece.unchanged[column] for piece in pieces], pieces) for column in range(len(schema))),
+        np.concatenate([piece.old_kind for piece in pieces]),
+        pa.concat_tables([b if p.old is None else p.old for p, b in zip(pieces, blank, strict=True)]) if olds else None,
+    )
+
+
+def _masks(masks: Sequence[NDArray[np.bool_] | None], pieces: Sequence[Changes]) -> NDArray[np.bool_] | None:
+    if all(mask is None for mask in masks):
+        return None
+    return np.concatenate(
+        [np.zeros(len(p), np.bool_) if mask is None else mask for mask, p in zip(masks, pieces, strict=True)]
+    )

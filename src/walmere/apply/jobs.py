@@ -1,0 +1,40 @@
+"""What one task of a batch has to do, as it is pickled and sent to the task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from walmere.changelog.plan import Blocks
+from walmere.definition import Shape
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.names import Identity
+from walmere.types import PgType
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyJob:
+    """What one task applies to one table."""
+
+    oid: int
+    shape: Shape  # that the target has
+    blocks: Blocks
+    types: dict[int, PgType]
+    sink: bytes  # pickled: nobody on the way has to know what it is made of
+    end_lsn: Lsn
+    partial: bool  # see Definition
+    vacuum: bool
+    identity: Identity | None  # of a partitioned table, as its leaves have it
+    alone: bool  # else it has a part of the table's inserts, to stage: one place commits all of them
+    version: int | None  # see TableState
+    version_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The batch itself: every plan has one, also if no table has anything to do."""
+
+    end_lsn: Lsn
+    commit_time: int | None
+    tables: tuple[int, ...]  # that take part: those whose copy was committed when it was planned
+    log_start: Lsn = INVALID_LSN  # where the log begins
+    not_in_log: tuple[int, ...] = ()  # of the tables, those that need what the log does not have any more

@@ -1,0 +1,64 @@
+"""Logical messages as a table: what `pg_logical_emit_message` wrote at the source, each a row, in commit order.
+
+They are in the change log anyway, among the messages that belong to no relation. On request they are mirrored as well,
+as if they were a table without a key to which rows are only ever added: an outbox that needs no table at the source.
+(Our own heartbeats are not: they only move the log's position.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walmere.changelog.plan import BlockRef, messages
+from walmere.lsn import Lsn
+
+# kind, the xid inside a stream, flags, LSN, prefix, length, content; \C is one byte, whatever it is
+_PLAIN: Final = r"(?s)^M(?P<flags>\C)\C{8}(?P<prefix>[^\x00]*)\x00\C{4}(?P<content>\C*)$"
+_STREAMED: Final = _PLAIN.replace("^M", r"^M\C{4}")
+
+
+MESSAGES: Final = pa.schema(
+    [
+        ("lsn", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("commit_time", pa.timestamp("us", "UTC")),
+        ("xid", pa.int64()),
+        ("transactional", pa.bool_()),
+        ("prefix", pa.string()),
+        ("content", pa.binary()),
+    ]
+)
+"""The table of logical messages, for who wants one. In the log, they stand under relation 0."""
+
+
+def read(directory: Path, refs: Sequence[BlockRef], applied: Lsn | None) -> pa.Table:
+    """The messages that the references point to and the table does not have."""
+    found: list[pa.Table] = []
+    for ref, batch in messages(directory, refs, applied):
+        some = batch.filter(pc.equal(batch.column("kind"), "M"))
+        parts = pc.extract_regex(some.column("message"), _STREAMED if ref.segment.streamed else _PLAIN)
+        flags, prefix, content = (pc.struct_field(parts, index) for index in range(3))
+        times = some.column("commit_time")
+        if ref.commit_time is not None:
+            times = pa.array(np.full(len(some), ref.commit_time, np.int64)).cast(times.type)
+        found.append(
+            pa.table(
+                [
+                    some.column("lsn").cast(pa.int64()),
+                    some.column("commit_lsn").cast(pa.int64()),
+                    times,
+                    some.column("xid").cast(pa.int64()),
+                    pc.equal(flags, b"\x01"),
+                    prefix.cast(pa.string()),
+                    content,
+                ],
+                schema=MESSAGES,
+            )
+        )
+    return pa.concat_tables(found) if found else MESSAGES.empty_table()

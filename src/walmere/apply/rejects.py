@@ -1,0 +1,79 @@
+"""Rejects: what the target's type cannot hold is NULL there, and its original text is kept here. Never lost.
+
+They stand in a table of their own beside the mirrored one, with the LSN, the row's key and the column, so that somebody
+can look at them and decide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from walmere.errors import NotMirrored
+from walmere.names import TableName
+from walmere.types.base import Codec
+
+
+def rejected_key(column: str) -> NotMirrored:
+    """Two such rows would be one in the target: NULL is no key."""
+    return NotMirrored(
+        f"casting column {column}, which is of the key",
+        "it has a value that the target's type cannot hold, such as infinity or a date BC",
+        "choose another REPLICA IDENTITY, or leave the table out of the publication",
+    )
+
+
+class Rejects:
+    """Collects the rejects of one table's batch."""
+
+    SCHEMA: ClassVar[pa.Schema] = pa.schema(
+        [("lsn", pa.int64()), ("key", pa.string()), ("column", pa.string()), ("value", pa.string())]
+    )
+
+    def __init__(self, key: Sequence[str]) -> None:
+        self._key = key
+        self._found: list[tuple[int, str, str, str]] = []
+
+    @staticmethod
+    def table(name: TableName) -> TableName:
+        """Where the rejects of a table are."""
+        return TableName(f"_rejects.{name.namespace}", name.name)
+
+    def cast(self, text: pa.Table, codecs: Sequence[Codec], lsn: NDArray[np.uint64]) -> list[pa.Array]:
+        """Cast all columns of a batch of text, keeping what was rejected."""
+        values = []
+        for name, column, each in zip(text.column_names, text.columns, codecs, strict=True):
+            cast = each.cast(column)
+            values.append(cast.values)
+            if cast.rejected is not None and cast.rejected.any():
+                if name in self._key:
+                    raise rejected_key(name)
+                self._keep(text, name, np.flatnonzero(cast.rejected), lsn)
+        return values
+
+    def _keep(self, text: pa.Table, name: str, rows: NDArray[np.intp], lsn: NDArray[np.uint64]) -> None:
+        """Rejects are rare, so they may be taken one by one."""
+        taken = text.take(pa.array(rows))
+        keys: list[dict[str, Any]] = taken.select(list(self._key)).to_pylist() if self._key else [{}] * len(rows)
+        for row, key, value in zip(rows, keys, taken.column(name).to_pylist(), strict=True):
+            shown = {column: None if part is None else part.decode() for column, part in key.items()}
+            self._found.append((int(lsn[row]), json.dumps(shown, ensure_ascii=False), name, value.decode()))
+
+    def texts(self) -> set[str]:
+        """The different values of what was found; and forget it."""
+        found = {value for *_, value in self._found}
+        self._found.clear()
+        return found
+
+    def rows(self) -> pa.RecordBatch:
+        """What was found, as rows of the rejects' table."""
+        columns = list(zip(*self._found, strict=True)) or [()] * len(self.SCHEMA)
+        return pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, self.SCHEMA, strict=True)],
+            schema=self.SCHEMA,
+        )

@@ -1,0 +1,38 @@
+"""Whether a table of the target has what was committed to it: commits may be lost, or others may have changed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.sinks.base import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A table does not have what was committed to it."""
+
+    why: str
+    found: Standing | None  # None: there is no such table
+    apply_from: Lsn | None = None  # None: only a copy helps
+
+
+def compare(
+    version: int | None, lsn: Lsn, found: Standing | None, changed_by_others: Callable[[int, int], str | None]
+) -> Behind | None:
+    """Compare a table with the version that we made last, and the LSN in it. None: it has all that it should have."""
+    if found is None:
+        return Behind("its Delta table is not there any more", None)
+    if version is None:
+        return None  # an earlier version of Walmere has not recorded it
+    its = found.lsn or INVALID_LSN
+    if its < lsn:
+        why = f"its Delta table is at LSN {its}, but {lsn} was committed to it: commits are lost, or it was restored"
+        return Behind(why, found, its or None)
+    if found.version < version:
+        why = f"its Delta table is at version {found.version}, but {version} was committed: commits are lost"
+        return Behind(why, found)
+    if found.version > version and (what := changed_by_others(version, found.version)) is not None:
+        return Behind(f"another program has changed rows of its Delta table ({what})", found)
+    return None

@@ -1,0 +1,183 @@
+"""The apply worker's part in a task: bring one table to the end of a batch, in one commit. No PySpark in here."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from walmere.apply import decode as changes
+from walmere.apply import messages
+from walmere.apply.decode import Stretch
+from walmere.apply.fold import fold
+from walmere.apply.jobs import ApplyJob
+from walmere.apply.messages import MESSAGES
+from walmere.apply.rejects import Rejects
+from walmere.apply.standing import Behind, compare
+from walmere.definition import Shape
+from walmere.errors import NotMirrored, SinkMismatch, TypeMismatch
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.names import TableName
+from walmere.sinks.base import Sink, StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of it, for one table."""
+
+    oid: int
+    changes: int = 0
+    rejects: int | None = None  # that the table has by now; None: no more than before
+    seconds: float = 0.0  # that its task took
+    version: int | None = None  # of the table, if the task made one
+    lsn: Lsn | None = None  # that stands in that version
+    staged: Staged | None = None
+    stopped: Stopped | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Why a table did not come to the end of the batch."""
+
+    reached: Lsn
+    awaits: Shape | None = None  # the definition that comes next; None: it has to be copied again
+    error: str | None = None
+    behind: Behind | None = None  # the target's table has not what was committed to it
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a task has written that is still to be committed."""
+
+    name: TableName
+    files: list[StagedFile]
+    rejects: list[StagedFile]
+    found: int = 0  # the table's version when it was looked at
+
+
+def apply_table(job: ApplyJob) -> Applied:
+    """Bring one table to the end of the batch. Runs in a Spark task; doing it twice, or twice at once, does it once."""
+    began = time.monotonic()
+    try:
+        result = _apply_job(job)
+    except (NotMirrored, SinkMismatch, TypeMismatch) as error:
+        result = Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=str(error)))
+    return replace(result, seconds=time.monotonic() - began)
+
+
+def _apply_job(job: ApplyJob) -> Applied:
+    sink: Sink = pickle.loads(job.sink)  # noqa: S301
+    name = job.shape.table
+    found = sink.standing(name)
+
+    def changed_by_others(after: int, upto: int) -> str | None:
+        return sink.changed_by_others(name, after, upto)
+
+    if (behind := compare(job.version, job.version_lsn, found, changed_by_others)) is not None and (job.oid or found):
+        return Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=behind.why, behind=behind))
+    reached = None if found is None else found.lsn
+    if found is not None and reached is not None and reached >= job.end_lsn:
+        rejects = sink.count(Rejects.table(name))
+        return Applied(job.oid, rejects=rejects, version=found.version, lsn=reached)
+    if found is None or not job.oid:
+        rows = messages.read(job.blocks.directory, job.blocks.refs, reached)
+        sink.create(name, MESSAGES)  # again, if somebody has taken it away: there is nothing to copy it from
+        version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
+        return Applied(0, len(rows), version=version, lsn=job.end_lsn)
+    result = _apply_stretches(job, sink, Applied(job.oid, lsn=reached))
+    if result.staged is not None:
+        result = replace(result, staged=replace(result.staged, found=found.version))
+    if result.version is not None and result.version > found.version + 1:  # others may have committed in between
+        what = changed_by_others(found.version, result.version)
+        if what is not None:
+            behind = Behind(f"another program has changed rows of its Delta table ({what})", found)
+            return replace(result, stopped=Stopped(job.blocks.refs[0].position, error=behind.why, behind=behind))
+    return result
+
+
+def _apply_stretches(job: ApplyJob, sink: Sink, result: Applied) -> Applied:
+    reached = result.lsn
+    while (stretch := changes.next_stretch(job.blocks, job.shape, reached, job.identity)) is not None:
+        if stretch.shape != job.shape or stretch.empty:
+            awaits = stretch.shape if stretch.shape != job.shape else None
+            return replace(result, stopped=Stopped(stretch.start, awaits))
+        result = _apply_stretch(job, sink, stretch, reached, result)
+        if stretch.end is None:
+            break
+        reached = stretch.end
+    return result
+
+
+def _apply_stretch(job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | None, before: Applied) -> Applied:
+    name = job.shape.table
+    decoded = changes.decode(job.blocks, stretch, job.types, reached)
+    if decoded is None:
+        return before
+    rejects = _stage_rejects(job, sink, stretch, reached, decoded.rejects)
+    net = fold(decoded.changes, stretch.identity, maybe_there=job.partial)
+    count = before.changes + len(decoded.changes)
+    if not job.alone:
+        return replace(before, changes=count, staged=Staged(name, sink.stage(name, net.appends.to_batches()), rejects))
+    end = stretch.end or job.end_lsn
+    rejected = _commit_rejects(sink, name, rejects, end)
+    version = sink.tidy(name, sink.apply(name, net, end, stretch.identity), job.vacuum)
+    return replace(
+        before,
+        changes=count,
+        version=version,
+        lsn=before.lsn if net.empty else end,
+        rejects=before.rejects if rejected is None else rejected,
+    )
+
+
+def _stage_rejects(
+    job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | None, rejects: pa.RecordBatch
+) -> list[StagedFile]:
+    """Those that the rejects' table does not have yet: it is committed first, and the table may have gone back."""
+    if not rejects.num_rows:
+        return []
+    name = Rejects.table(job.shape.table)
+    sink.create(name, Rejects.SCHEMA)
+    there = sink.applied(name)
+    if there is not None and there > max(reached or INVALID_LSN, job.blocks.refs[0].position):
+        again = changes.decode(job.blocks, stretch, job.types, there)
+        if again is None or not again.rejects.num_rows:
+            return []
+        rejects = again.rejects
+    return sink.stage(name, [rejects])
+
+
+def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> int | None:
+    """Returns how many there are by now; None if none were added."""
+    if not rejects:
+        return None
+    sink.commit(Rejects.table(name), rejects, lsn)
+    return sink.count(Rejects.table(name))
+
+
+def commit_staged(sink: Sink, results: Sequence[Applied], end_lsn: Lsn) -> list[Applied]:
+    """Commit what several tasks have staged of a table, once. Returns one result per table."""
+    parts: dict[int, list[Applied]] = {}
+    for result in results:
+        parts.setdefault(result.oid, []).append(result)
+    return [some[0] if len(some) == 1 else _commit_parts(sink, some, end_lsn) for some in parts.values()]
+
+
+def _commit_parts(sink: Sink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied:
+    staged = [part.staged for part in parts if part.staged is not None]
+    refused = [part for part in parts if part.stopped is not None]
+    if refused or not staged:
+        return (refused or parts)[0]  # or the table had the batch already
+    name = staged[0].name
+    rejects = _commit_rejects(sink, name, [file for part in staged for file in part.rejects], end_lsn)
+    version = sink.tidy(name, sink.commit(name, [file for part in staged for file in part.files], end_lsn))
+    seconds = max(part.seconds for part in parts)
+    done = Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version, end_lsn)
+    found = min(part.found for part in staged)
+    if version > found + 1 and (what := sink.changed_by_others(name, found, version)) is not None:
+        behind = Behind(f"another program has changed rows of its Delta table ({what})", sink.standing(name))
+        return replace(done, stopped=Stopped(end_lsn, error=behind.why, behind=behind))
+    return done

@@ -1,0 +1,1 @@
+"""Which versions of the tables belong together: the ledger, and its copy in the lake for readers."""

@@ -1,0 +1,112 @@
+"""What a lake says of itself: which versions of its tables belong together. For whoever reads it, with whatever engine.
+
+Below the lake's path, `_walmere/<subscription>/` has three files:
+
+    latest.json    the newest point: its LSN, and for each table where it is and which version to pin
+    ledger.jsonl   all points that can be read, as `walmere.ledger.entry` writes them
+    owner.json     whose they are, see `walmere.owner`
+
+The second is written before the first, so what that one says is always in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from walmere.errors import ChangeLogDamaged, SinkError
+from walmere.ledger import entry as points
+from walmere.ledger.entry import VERSION, Entry
+from walmere.ledger.file import History
+from walmere.lsn import Lsn
+from walmere.names import TableName
+from walmere.owner import Owner
+from walmere.storage import Directory
+
+PLACE: Final = "_walmere"
+LATEST: Final = "latest.json"
+_OWNER: Final = "owner.json"
+_FORMAT: Final = "walmere point"
+
+
+class LakePublisher:
+    """Writes these files."""
+
+    def __init__(
+        self, directory: Directory, subscription: str, path: Callable[[TableName], str], keep_seconds: float
+    ) -> None:
+        self._directory = directory
+        self._subscription = subscription
+        self._path = path  # of a table, below the lake's
+        self._keep_seconds = keep_seconds
+        self._history = History(directory, keep_seconds)
+
+    def begin(self, entries: Iterable[Entry]) -> None:
+        """Put right what a crash has left."""
+        known = list(entries)
+        try:
+            self._directory.make()
+            self._history.begin(known)
+            if known:
+                self._replace(known[-1])
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def own(self, owner: Owner) -> None:
+        """Write down whose points these are."""
+        try:
+            self._directory.make()
+            if read_owner(self._directory) != owner:
+                self._directory.replace(_OWNER, owner.to_json().encode() + b"\n")
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def publish(self, point: Entry) -> None:
+        """From now on this point is the newest. It is durable when this returns."""
+        try:
+            self._replace(self._history.append(point))
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _replace(self, point: Entry) -> None:
+        tables = [(TableName.parse(name), version) for name, version in point.versions.items()]
+        content = {
+            "format": _FORMAT,
+            "version": VERSION,
+            "subscription": self._subscription,
+            "lsn": str(point.lsn),
+            "commit_time": points.iso(point.commit_time),
+            "keep_seconds": self._keep_seconds,
+            "tables": [
+                {"schema": table.namespace, "name": table.name, "path": self._path(table), "version": version}
+                for table, version in tables
+            ],
+        }
+        self._directory.replace(LATEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+
+    def _failed(self, error: OSError) -> SinkError:
+        doing = f"publishing the newest point in {self._directory.location}"
+        return SinkError(doing, str(error), "see that it can be written")
+
+
+def read_owner(directory: Directory) -> Owner | None:
+    """Whose the points are; None if nobody has said so."""
+    text = directory.read(_OWNER)
+    return None if text is None else Owner.from_json(text)
+
+
+def read_latest(directory: Directory) -> Entry | None:
+    """The newest point; None if there is none yet."""
+    text = directory.read(LATEST)
+    if text is None:
+        return None
+    doing = f"reading {directory.location}/{LATEST}"
+    try:
+        content: dict[str, Any] = json.loads(text)
+        if content.get("format") == _FORMAT:
+            points.check_version(doing, content)
+        versions = {str(TableName(each["schema"], each["name"])): each["version"] for each in content["tables"]}
+        return Entry(Lsn.parse(content["lsn"]), points.parse_time(content["commit_time"]), versions)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ChangeLogDamaged(doing, "this is not a point", "a run writes it anew") from None

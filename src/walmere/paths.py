@@ -1,0 +1,45 @@
+"""The names of all files in a subscription's directory.
+
+    changelog/            the change log
+    tables.json           the state of every table: PostgreSQL's `pg_subscription_rel`
+    ledger.jsonl          for every batch, the versions of the tables that belong together
+    positions/            how far the target, and every query, has applied the log
+    run/lock              held by the running launcher
+    resync/               requests to copy tables again
+    cuts/                 requests that a batch ends at an LSN
+    checkpoint/           of Spark's query; made again at every start
+    receiver.json         where the receiver is, for `walmere status`
+    receiver.log          what the receiver logs
+    receiver.pids         receivers that a launcher has started
+    receiver-error.json   the error that ended the receiver, with its class
+    planner-error.json    the error that ended the planner of the apply query, with its class
+    spark.log             what Spark logs
+    feed.json             which publications a query of format pgoutput receives into the log
+
+They stand in one place, so that `walmere drop` deletes all of them, and so that nobody else uses a name twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CHANGELOG: Final = "changelog"
+TABLES: Final = "tables.json"
+LEDGER: Final = "ledger.jsonl"
+POSITIONS: Final = "positions"
+RUN: Final = "run"
+RESYNC: Final = "resync"
+CUTS: Final = "cuts"
+CHECKPOINT: Final = "checkpoint"
+RECEIVER: Final = "receiver.json"
+RECEIVER_LOG: Final = "receiver.log"
+RECEIVER_PIDS: Final = "receiver.pids"
+RECEIVER_ERROR: Final = "receiver-error.json"
+PLANNER_ERROR: Final = "planner-error.json"
+SPARK_LOG: Final = "spark.log"
+FEED: Final = "feed.json"
+
+FILES: Final = (RECEIVER, RECEIVER_LOG, RECEIVER_PIDS, RECEIVER_ERROR, PLANNER_ERROR, SPARK_LOG, TABLES, LEDGER)
+"""That `walmere drop` deletes, besides the change log."""
+DIRECTORIES: Final = (POSITIONS, RUN, RESYNC, CUTS, CHECKPOINT)
+"""The same."""

@@ -1,0 +1,1 @@
+"""Delta tables, written by `deltalake` and Arrow."""

@@ -1,0 +1,217 @@
+"""Rows → Parquet files below a table's directory, each with the statistics that Delta keeps of it, and back.
+
+Files are written once, under a name that is never used again, and fsynced before anybody hears of them. Zstandard at
+its fastest level costs little more than no compression at all. A dictionary pays only where values repeat, so the
+first rows decide about it, column by column. Row groups are of a size that one can hold in memory many times.
+
+Least and greatest values let a reader, and our own rewriting of single rows, leave out whole files. They must be
+bounds, never less: what JSON cannot say exactly is left out, and so are floats, because Parquet's bounds leave out NaN,
+which Spark holds to be the greatest value of all.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from walmere.errors import SinkMismatch
+from walmere.sinks.base import StagedFile
+from walmere.sinks.row_index import whole
+from walmere.storage import Directory
+
+ROW_GROUP_ROWS: Final = 1 << 17
+ROW_GROUP_BYTES: Final = 64 << 20
+"""In memory; whichever of both is reached first ends a row group."""
+
+_SAMPLE: Final = 4096
+_WITH_STATISTICS: Final = 32
+"""Columns, from the first on: as many as Delta's readers look at unless told otherwise."""
+
+_PREFIX: Final = 32
+_GREATEST: Final = "\U0010ffff"
+
+
+def write(directory: Directory, schema: pa.Schema, tables: Iterable[pa.Table], file_size: int) -> list[StagedFile]:
+    """Write rows into files of about this size. No rows, no file."""
+    staged: list[StagedFile] = []
+    groups = _row_groups(tables)
+    group = next(groups, None)
+    while group is not None:
+        name = f"part-{uuid.uuid4()}.zstd.parquet"
+        metadata: list[Any] = []
+        rows = 0
+        with (
+            directory.filesystem.open_output_stream(name) as stream,
+            pq.ParquetWriter(
+                stream,
+                schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=_repeating(group),
+                store_schema=False,
+                store_decimal_as_integer=True,
+                metadata_collector=metadata,
+            ) as writer,
+        ):
+            while group is not None:
+                writer.write_table(group, row_group_size=max(len(group), 1))
+                rows += len(group)
+                group = next(groups, None)
+                if stream.tell() >= file_size:
+                    break
+            writer.close()
+            size = stream.tell()
+        directory.sync(name)
+        staged.append(StagedFile(name, size, rows, statistics(metadata[0], schema)))
+    if staged:
+        directory.sync("")
+    return staged
+
+
+def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in pieces of the size of a row group."""
+    waiting: list[pa.Table] = []
+    rows = size = 0
+    for table in tables:
+        if not len(table):
+            continue
+        step = ROW_GROUP_ROWS if len(table) > ROW_GROUP_ROWS else len(table)
+        step = max(1, min(step, len(table) * ROW_GROUP_BYTES // max(table.nbytes, 1)))
+        for start in range(0, len(table), step):
+            piece = table.slice(start, step)
+            if waiting and (rows + len(piece) > ROW_GROUP_ROWS or size + piece.nbytes > ROW_GROUP_BYTES):
+                yield pa.concat_tables(waiting)
+                waiting, rows, size = [], 0, 0
+            waiting.append(piece)
+            rows += len(piece)
+            size += piece.nbytes
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _repeating(table: pa.Table) -> list[str] | bool:
+    """The columns whose values repeat enough for a dictionary."""
+    sample = table.slice(0, _SAMPLE)
+    names = []
+    for field in sample.schema:
+        kind = field.type
+        if pa.types.is_nested(kind) or pa.types.is_boolean(kind):
+            continue
+        if len(pc.unique(whole(sample[field.name]))) * 4 <= len(sample):
+            names.append(field.name)
+    return names or False
+
+
+def statistics(metadata: Any, schema: pa.Schema) -> str:
+    """Delta's statistics of a file, by what Parquet says of its row groups."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    leaf = 0
+    for field in list(schema)[:_WITH_STATISTICS]:
+        at, leaf = leaf, leaf + _leaves(field.type)
+        if pa.types.is_nested(field.type):
+            continue
+        groups = [metadata.row_group(i).column(at).statistics for i in range(metadata.num_row_groups)]
+        if not groups or any(group is None or not group.has_null_count for group in groups):
+            continue
+        nulls[field.name] = sum(group.null_count for group in groups)
+        if nulls[field.name] == metadata.num_rows:
+            continue
+        filled = [group for group in groups if group.num_values]
+        if not filled or not all(group.has_min_max for group in filled):
+            continue
+        lower = _json(min(group.min for group in filled), field.type, upper=False)
+        upper = _json(max(group.max for group in filled), field.type, upper=True)
+        if lower is not None and upper is not None:
+            least[field.name], greatest[field.name] = lower, upper
+    found = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    # deltalake decodes escapes (backslash u) of characters from U+20000 on to others, so there must be none
+    return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+
+
+def _leaves(kind: Any) -> int:
+    """How many Parquet columns a type takes."""
+    if pa.types.is_map(kind):
+        return _leaves(kind.key_type) + _leaves(kind.item_type)
+    if pa.types.is_struct(kind):
+        return sum(_leaves(field.type) for field in kind)
+    return _leaves(kind.value_type) if pa.types.is_nested(kind) else 1
+
+
+def _json(value: Any, kind: Any, *, upper: bool) -> Any:
+    """A bound as Delta writes it; None if that would not be one."""
+    if pa.types.is_integer(kind):
+        return int(value)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _upper_prefix(value) if upper else value[:_PREFIX]
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if kind.tz else "")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        text = repr(float(value))
+        return float(value) if "e" not in text and Decimal(text) == value else None
+    return None
+
+
+def _upper_prefix(text: str) -> str:
+    """A short text that is not less than this one: its beginning, and behind it the greatest character there is."""
+    if len(text) <= _PREFIX or text[_PREFIX] == _GREATEST:
+        return text
+    return text[:_PREFIX] + _GREATEST
+
+
+class RowGroup:
+    """One row group of an open file, whose columns are read when they are asked for."""
+
+    def __init__(self, file: Any, number: int, first: int, schema: pa.Schema) -> None:
+        self.file, self.number, self.first, self.schema = file, number, first, schema
+        self.rows = file.metadata.row_group(number).num_rows
+
+    def column(self, name: str) -> pa.Array:
+        return whole(self.table((name,))[name])
+
+    def table(self, names: tuple[str, ...] | None = None) -> pa.Table:
+        """These columns, None: all of the schema. One that the file has not, being older than it, is all NULL."""
+        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
+        there = set(self.file.schema_arrow.names)
+        table = self.file.read_row_group(self.number, columns=[name for name in schema.names if name in there])
+        return conform(table, schema, missing_is_null=True)
+
+
+def row_groups(directory: Directory, name: str, schema: pa.Schema) -> Iterator[RowGroup]:
+    """The row groups of a file, in order, each of use until the next."""
+    with directory.filesystem.open_input_file(name) as source, pq.ParquetFile(source) as file:
+        first = 0
+        for number in range(file.num_row_groups):
+            group = RowGroup(file, number, first, schema)
+            yield group
+            first += group.rows
+
+
+def conform(table: pa.Table, schema: pa.Schema, *, missing_is_null: bool = False) -> pa.Table:
+    """The table with exactly this schema: its own columns, or SinkMismatch if they are others."""
+    if table.schema.equals(schema):
+        return table
+    names = table.schema.names
+    if not missing_is_null and names != schema.names:
+        raise SinkMismatch(
+            "writing rows", f"they have the columns {names}, and the table has {schema.names}", "copy the table again"
+        )
+    columns = []
+    for field in schema:
+        if field.name not in names:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        column = table[field.name]
+        columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -1,0 +1,1 @@
+"""The public data source `format("pgoutput")`: the changes of a publication as rows of a DataFrame."""

@@ -1,0 +1,139 @@
+"""The rows of one table, with typed columns, cast by the codecs of copy and mirror.
+
+    _before      the old tuple, where the message has one; of a key tuple, the key only
+    _unchanged   of updates, which values are not known, because PostgreSQL did not send them: TOASTed, and left alone
+
+Where the query does not want one of the columns it is not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walmere.errors import CastError
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.pgoutput.columns import UPDATE
+from walmere.pgoutput.messages import Relation
+from walmere.source.change_rows import CHANGE, OF_CHANGE, REJECTS, Column, Decoded, Rejected, of_change
+from walmere.types import PgType
+from walmere.types.base import Cast, Codec, as_mask, without
+from walmere.types.codec import codec, is_toastable
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of one table, with typed columns."""
+
+    columns: tuple[Column, ...]
+    types: Mapping[int, PgType]
+    wanted: tuple[str, ...] = ()  # of the columns of `schema`; none: all
+    since: Lsn = INVALID_LSN  # that they are these
+
+    @property
+    def codecs(self) -> dict[str, Codec]:
+        """By column."""
+        return {each.name: codec(each.type_oid, each.typmod, self.types) for each in self.columns}
+
+    def schema(self) -> pa.Schema:
+        """All that a row can have."""
+        fields = [pa.field(name, each.arrow) for name, each in self.codecs.items()]
+        toastable = [
+            pa.field(each.name, pa.bool_()) for each in self.columns if is_toastable(each.type_oid, self.types)
+        ]
+        beside = [pa.field("_before", pa.struct(fields))]
+        if toastable:
+            beside.append(pa.field("_unchanged", pa.struct(toastable)))
+        return pa.schema([*fields, *CHANGE, *beside, pa.field("_rejects", REJECTS)])
+
+    def batch(self, messages: pa.RecordBatch, relation: Relation, streamed: bool) -> pa.RecordBatch:
+        """The rows of messages of one definition, perhaps an older one: its columns are found by their names."""
+        schema = self.schema()
+        fields = [schema.field(name) for name in self.wanted or schema.names]
+        made = _Typed(self.codecs, Decoded(messages, relation, streamed))
+        arrays = {
+            each.name: of_change(each.name, messages) if each.name in OF_CHANGE else made.column(each)
+            for each in fields
+            if each.name != "_rejects"  # they are what all the others have left
+        }
+        arrays["_rejects"] = made.rejects()
+        return pa.RecordBatch.from_arrays([arrays[each.name] for each in fields], schema=pa.schema(fields))
+
+
+class _Typed:
+    """The columns of one batch, as they are asked for."""
+
+    def __init__(self, codecs: Mapping[str, Codec], decoded: Decoded) -> None:
+        self._codecs = codecs
+        self._decoded = decoded
+        self._rows = decoded.rows
+        self._count = len(decoded.rows)
+        self._rejected = Rejected(self._count)
+        self._places = {column.name: place for place, column in enumerate(decoded.rows.relation.columns)}
+
+    def column(self, field: pa.Field) -> pa.Array:
+        match field.name:
+            case "_before":
+                made = self._before(field.type)
+            case "_unchanged":
+                made = self._unchanged(field.type)
+            case name if name in self._places:
+                made = self._cast(name, name, self._decoded.current(self._places[name]).text)
+            case _:
+                made = pa.nulls(self._count, field.type)
+        return self._decoded.spread(made)
+
+    def rejects(self) -> pa.Array:
+        return self._decoded.spread(self._rejected.maps())
+
+    def _cast(self, name: str, kept_as: str, text: pa.Array) -> pa.Array:
+        return self._rejected.keep(kept_as, text, _cast(self._codecs[name], text))
+
+    def _before(self, kind: pa.StructType) -> pa.Array:
+        absent = self._rows.old_kind == 0
+        if absent.all():
+            return pa.nulls(self._count, kind)
+        parts = [
+            self._cast(each.name, f"_before.{each.name}", self._rows.old[self._places[each.name]].text)
+            if each.name in self._places
+            else pa.nulls(self._count, each.type)
+            for each in kind
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=pa.array(absent))
+
+    def _unchanged(self, kind: pa.StructType) -> pa.Array:
+        """Of updates; no other change can leave a value out."""
+        updated = self._rows.kind == UPDATE
+        if not updated.any():
+            return pa.nulls(self._count, kind)
+        nowhere = np.zeros(self._count, np.bool_)
+        parts = []
+        for each in kind:
+            place = self._places.get(each.name)
+            mask = None if place is None else self._decoded.current(place).unchanged
+            parts.append(pa.array(nowhere if mask is None else mask))
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=pa.array(~updated))
+
+
+def _cast(to: Codec, text: pa.Array) -> Cast:
+    """Cast; what an older definition had under another type, and this one cannot read, is rejected."""
+    try:
+        return to.cast(text)
+    except CastError:
+        values = pc.unique(text.drop_null())
+    readable = [value for value in values if _reads(to, value)]
+    rejected = as_mask(text.is_valid()) & ~as_mask(pc.is_in(text, pa.array(readable, text.type)))
+    cast = to.cast(without(text, rejected))
+    return Cast(cast.values, rejected if cast.rejected is None else rejected | cast.rejected)
+
+
+def _reads(to: Codec, value: pa.Scalar) -> bool:
+    try:
+        to.cast(pa.array([value.as_py()], value.type))
+    except CastError:
+        return False
+    return True

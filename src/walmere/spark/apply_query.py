@@ -1,0 +1,308 @@
+"""The apply worker: a Structured Streaming query over the change log.
+
+Its source hands out references, one partition for each table that has something to do; what a task gets is one row
+with a pickled `ApplyJob`. The task opens the log itself, decodes, folds, and commits to its table. (A table with many
+inserts in a batch has several tasks. They only stage their files, and one commit takes them all.) What comes back is a
+row that says what was done. So Spark schedules, spreads, retries and checkpoints, and no row of a table passes through
+the JVM.
+
+A micro-batch ends on a commit boundary. When all its tables are committed, their states move on, and then the ledger
+says that they belong together. A crash anywhere before that repeats the batch, and every table that had it already does
+nothing. A table whose copy is committed while a batch runs takes part from the next one on, from its own position.
+
+A table whose stream comes to a definition that its target does not have is applied up to there, and waits. One that
+cannot be applied at all is set aside, with the error. The others do not notice.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from walmere import paths
+from walmere.apply.jobs import ApplyJob, Batch
+from walmere.apply.standing import Behind
+from walmere.apply.worker import Applied, apply_table, commit_staged
+from walmere.errors import (
+    ChangeLogDamaged,
+    ChangeLogError,
+    SinkError,
+    SinkMismatch,
+    WalmereError,
+)
+from walmere.ledger.entry import Entry, now
+from walmere.ledger.file import Ledger
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.owner import Owner
+from walmere.sinks.base import Publisher, Sink, full_or
+from walmere.spark.failures import Failure, attempts, caught, from_spark, raise_first
+from walmere.spark.reference_source import SOURCE, ReferenceSource
+from walmere.storage import read_error, reserve_error
+from walmere.subscription import state, target
+from walmere.subscription.progress import TARGET, SinkPositions
+from walmere.subscription.state import Phase, TableState
+from walmere.subscription.tables import Tables
+
+_log = logging.getLogger(__name__)
+
+OnBatch: TypeAlias = Callable[[list[Applied], Lsn], None]
+MAX_LSN: Final = Lsn((1 << 64) - 1)
+_NOT_IN_LOG: Final = "the change log does not have any more what is still to be applied to it"
+_LITTLE: Final = 1 << 20
+"""Bytes: a disk with less is full."""
+
+
+def _apply(batches: Iterable[pa.RecordBatch], tries: int) -> Iterator[pa.RecordBatch]:
+    """In a task: apply its jobs. The results go back pickled."""
+    for batch in batches:
+        for reference in batch.column("reference").to_pylist():
+            work = pickle.loads(reference)  # noqa: S301
+            result = caught(tries, apply_table, work) if isinstance(work, ApplyJob) else work
+            yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+
+
+def _moved(known: TableState, result: Applied | None, end_lsn: Lsn) -> TableState:
+    """A table's state after a batch."""
+    if not known.follows:
+        return known  # it was set aside while the batch ran
+    if result is not None and (result.stopped is None or result.stopped.awaits is not None):
+        known = state.committed(known, result.version, result.lsn)
+    if result is None or result.stopped is None:
+        return state.applied(known, end_lsn, None if result is None else result.rejects)
+    if result.stopped.behind is not None:
+        return known  # `move_back` does what has to be done
+    if result.stopped.awaits is None:
+        return state.set_aside(known, result.stopped.error, time.time())
+    return state.redefined(known, result.stopped.awaits, result.stopped.reached, result.rejects)
+
+
+class Apply:
+    """The query, and what is recorded after each of its batches."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        directory: Path,
+        sink: Sink,
+        tables: Tables,
+        subscription: str,
+        *,
+        on_batch: OnBatch = lambda *_: None,
+    ) -> None:
+        """`on_batch` is called after each batch, with what came of each table and the LSN that all have come to."""
+        self._spark = spark
+        self._directory = directory
+        self._sink = sink
+        self._tables = tables
+        self._subscription = subscription
+        self._ledger = Ledger(directory, sink.keep_seconds)
+        self._publisher: Publisher | None = None
+        self._positions = SinkPositions(directory)
+        self._versions: dict[str, int] = {}  # not the ledger's: a batch may be in the tables and not in there
+        self._furthest = INVALID_LSN  # that a table was found at when it was looked at
+        self._began = 0
+        self.applied: Lsn = INVALID_LSN
+        self._error: WalmereError | None = None
+        self._planner_error = directory / paths.PLANNER_ERROR
+        self._on_batch = on_batch
+
+    @property
+    def error(self) -> WalmereError | None:
+        """What ended the query, or its planner, which is another process; None: only Spark knows."""
+        return self._error or read_error(self._planner_error)
+
+    def claim(self, owner: Owner, published: Sequence[TableState], *, take_over: bool = False) -> Sink:
+        """See that the target's tables are the owner's, before anything is written. Returns the sink to write to."""
+        self._sink = self._sink.owned_by(owner, take_over=take_over)
+        target.claim(self._sink, self._subscription, self._tables, published, take_over=take_over)
+        self._sink = self._sink.owned_by(owner)  # once: what others take over later is theirs
+        return self._sink
+
+    def prepare(self, log_start: Lsn) -> None:
+        """Under the run's lock, before anything is received or copied: put right what does not fit together."""
+        last = self._open_ledger()
+        self.applied = last.lsn if last is not None else INVALID_LSN
+        needed = state.needed_from(self._tables, self.applied)
+        if self._positions.repair(TARGET, needed) and needed:
+            _log.warning(
+                "the position in %s/%s.json was lost or damaged; it is derived from the tables", paths.POSITIONS, TARGET
+            )
+        behind = target.check(self._sink, self._tables, log_start)
+        if behind:
+            self._positions.advance(TARGET, state.needed_from(self._tables, self.applied))
+        self._take_out((each.name, found) for each, found in behind)
+
+    def _open_ledger(self) -> Entry | None:
+        """The newest point. A ledger that cannot be read is replaced by what the lake has published of it."""
+        try:
+            entries = self._ledger.open()
+        except ChangeLogDamaged as error:
+            entries = list(self._sink.published_points(self._subscription))
+            _log.warning("%s: %s; it has been made again from what the lake has published", error.doing, error.wrong)
+            self._ledger.restart(entries)
+        return entries[-1] if entries else None
+
+    def _take_out(self, behind: Iterable[tuple[str, Behind]]) -> None:
+        """Take tables that have lost commits out of the points that have them."""
+        changed = False
+        for name, its in behind:
+            lsn, version = (INVALID_LSN, -1) if its.found is None else (its.found.lsn, its.found.version)
+            if its.found is None or its.apply_from is not None:
+                changed |= self._ledger.take_out(name, lsn or INVALID_LSN, version)
+            else:  # what it has may be of any LSN, but its older versions are still there
+                changed |= self._ledger.take_out(name, MAX_LSN, version)
+            self._versions.pop(name, None)
+        if changed:
+            self._publisher = self._sink.publisher(self._subscription, self._ledger.entries())
+
+    def start(self) -> StreamingQuery:
+        """Start the query; it goes on until stopped.
+
+        Each start has a new checkpoint. The positions of the tables say where to go on, and Spark does not write a
+        checkpoint durably: one that a crash has damaged would only be in the way.
+        """
+        # not before: until now somebody else may have been running
+        self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
+        self._error = None
+        reserve_error(self._planner_error)
+        try:
+            return self._start()
+        except Py4JJavaError as error:
+            raise self.error or from_spark(error) from None
+
+    def _start(self) -> StreamingQuery:
+        checkpoint = self._directory / paths.CHECKPOINT
+        if checkpoint.is_dir() and not checkpoint.is_symlink():
+            shutil.rmtree(checkpoint)
+        else:
+            checkpoint.unlink(missing_ok=True)
+        self._spark.dataSource.register(ReferenceSource)
+        stream = (
+            self._spark.readStream.format(SOURCE)
+            .option("directory", str(self._directory))
+            .option("sink", pickle.dumps(self._sink).hex())
+            .option("parallelism", self._spark.sparkContext.defaultParallelism)
+            .load()
+        )
+        writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
+        return writer.option("checkpointLocation", str(checkpoint)).start()
+
+    def enter_copies(self) -> None:
+        """Without a query: enter into the ledger that the tables stand at one LSN, all of them just copied."""
+        following = [each for each in self._tables if each.follows]
+        positions = {each.applied_lsn for each in following}
+        if len(positions) == 1 and (lsn := positions.pop()) > self.applied:
+            if any((self._sink.applied(each.table) or INVALID_LSN) > lsn for each in following):
+                return  # a crash has left it in front
+            versions = {each.name: self._sink.version(each.table) for each in following}
+            self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
+            # when the newest of their transactions committed nobody has told: by now at the latest
+            self._publisher.publish(self._ledger.append(Entry(lsn, now(), versions, now())))
+            self.applied = lsn
+
+    def _keep_log(self, applied: Lsn) -> None:
+        """Retention may have what no table needs any more. A copy whose snapshot is still to come holds the line."""
+        needed = state.needed_from(self._tables, applied)
+        if needed:
+            self._positions.advance(TARGET, needed)
+
+    def _take_versions(self, tables: Iterable[TableState], applied: Iterable[Applied]) -> dict[int, str]:
+        """Where each table stands now; only those are looked at that may have moved and did not say where to.
+
+        Returns what is wrong with those that are not there any more.
+        """
+        lost: dict[int, str] = {}
+        made = {result.oid: (result.version, result.lsn) for result in applied}
+        for each in tables:
+            version, lsn = made.get(each.oid, (None, None))
+            if version is not None:
+                self._versions[each.name] = version
+                self._furthest = max(self._furthest, lsn or INVALID_LSN)
+            elif each.oid in made or each.phase is Phase.FINISHED_COPY or each.name not in self._versions:
+                try:
+                    self._versions[each.name] = self._sink.version(each.table)
+                    self._furthest = max(self._furthest, self._sink.applied(each.table) or INVALID_LSN)
+                except SinkMismatch as error:
+                    lost[each.oid] = str(error)
+        return lost
+
+    def _batch(self, references: DataFrame, _: int) -> None:
+        self._began = now()
+        tries = attempts(self._spark.sparkContext)
+
+        def apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _apply(batches, tries)
+
+        try:
+            rows = references.mapInArrow(apply, "result binary").collect()
+        except Exception as error:
+            # short: Spark looks through the text with a regular expression that overflows on a long one
+            self._error = from_spark(error)
+            raise self._error from None
+        try:
+            results = [pickle.loads(row.result) for row in rows]  # noqa: S301
+            raise_first(each for each in results if isinstance(each, Failure))
+            self._record(results)
+        except WalmereError as error:
+            self._error = full_or(error)  # Spark would bring back its text only
+            raise self._error from None
+        except OSError as error:
+            self._error = self._disk_error(error)
+            raise self._error from None
+
+    def _disk_error(self, error: OSError) -> WalmereError:
+        """Of the state's disk, or else of the target's; they may be one."""
+        if shutil.disk_usage(self._directory).free < _LITTLE:
+            return ChangeLogError(f"writing below {self._directory}", str(error), "make room or repair the disk")
+        return full_or(SinkError("writing to the target", str(error), "see that it can be written"))
+
+    def _record(self, results: list[Applied | Batch]) -> None:
+        """Commit what tasks have staged, and write down where each table stands."""
+        [batch] = [result for result in results if isinstance(result, Batch)]
+        tasks = [result for result in results if isinstance(result, Applied)]
+        applied = commit_staged(self._sink, tasks, batch.end_lsn)
+        results_of = {result.oid: result for result in applied}
+        before = {oid: known for oid in batch.tables if (known := self._tables.get(oid)) is not None}
+        changed = self._tables.change(
+            {oid: functools.partial(_moved, result=results_of.get(oid), end_lsn=batch.end_lsn) for oid in before}
+        )
+        behind = [
+            (before[result.oid], result.stopped.behind)
+            for result in applied
+            if result.stopped is not None and result.stopped.behind is not None and result.oid in before
+        ]
+        behind += [(before[oid], Behind(_NOT_IN_LOG, None)) for oid in batch.not_in_log if oid in before]
+        if behind:
+            target.move_back(self._tables, self._sink, behind, batch.log_start)
+            self._take_out((each.name, found) for each, found in behind if found.why != _NOT_IN_LOG)
+        passed_over = {each.oid for each, _ in behind}
+        changed = [each for each in changed if each.oid not in passed_over]
+        lost = self._take_versions([before[each.oid] for each in changed if each.follows], applied)
+        changed += self._tables.change(
+            {oid: functools.partial(state.copy_again, error=error) for oid, error in lost.items() if oid}
+        )
+        self._take_out((before[oid].name, Behind(error, None)) for oid, error in lost.items())
+        for each in changed:
+            if each.error is not None:
+                _log.warning("table %s is set aside, to be copied again: %s", each.name, each.error)
+        moved = [each for each in changed if each.follows and each.oid not in lost]
+        # a copy in front has more than the others; so may a table after a crash, if batches do not end where they did
+        if max([self._furthest, *(each.applied_lsn for each in moved)]) <= batch.end_lsn:
+            versions = {each.name: self._versions[each.name] for each in moved}
+            entry = self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions, self._began))
+            if self._publisher is not None:
+                self._publisher.publish(entry)
+        self._keep_log(batch.end_lsn)
+        self.applied = batch.end_lsn
+        self._on_batch(applied, batch.end_lsn)

@@ -1,0 +1,86 @@
+"""Errors of tasks come back as values: with their class and all their fields, and without Java's stack trace.
+
+A task that fails with an error that will not pass by itself returns it at once. One that may pass (a transient error),
+or that is unexpected, is left to Spark's own retries, and returned by the last of them. What remains are tasks that
+return nothing, because their process was killed: of these Spark itself says what it knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pyspark import SparkContext, TaskContext
+from pyspark.accumulators import AccumulatorParam
+
+from walmere.errors import WalmereError
+from walmere.sinks.base import full_or
+
+_log = logging.getLogger("pyspark.walmere")  # its tracebacks are in spark.log, see `session`
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a task returns instead of its result."""
+
+    error: WalmereError
+    traceback: str = ""  # of an unexpected exception
+
+
+class Failures(AccumulatorParam[list[Failure]]):
+    """An accumulator that has a failure as soon as its task has ended."""
+
+    def zero(self, value: list[Failure]) -> list[Failure]:  # noqa: ARG002
+        return []
+
+    def addInPlace(self, value1: list[Failure], value2: list[Failure]) -> list[Failure]:  # noqa: N802
+        return [*value1, *value2]
+
+
+def attempts(context: SparkContext) -> int:
+    """How often Spark tries a task."""
+    if local := re.fullmatch(r"local(?:\[[^,\]]+(?:,\s*(\d+))?\])?", context.master or ""):
+        return int(local[1] or 1)
+    return int(context.getConf().get("spark.task.maxFailures", "4"))
+
+
+def caught(tries: int, function: Callable[..., Result], *arguments: Any) -> Result | Failure:
+    """In a task: the function's result, or its error as a value. Raises what Spark should try again."""
+    try:
+        return function(*arguments)
+    except WalmereError as error:
+        if error.transient and not _is_last(tries):
+            raise
+        return Failure(error)
+    except Exception as error:
+        if not _is_last(tries):
+            raise
+        wrong = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
+        return Failure(WalmereError("running a task on Spark", wrong), traceback.format_exc())
+
+
+def _is_last(tries: int) -> bool:
+    task = TaskContext.get()
+    return task is None or task.attemptNumber() + 1 >= tries
+
+
+def raise_first(failures: Iterable[Failure]) -> None:
+    """On the driver: raise the error of a task, if there is one. A traceback goes to the log."""
+    for failure in failures:
+        if failure.traceback:
+            _log.error("%s: %s\n%s", failure.error.doing, failure.error.wrong, failure.traceback)
+        raise full_or(failure.error, failure.traceback)
+
+
+def from_spark(error: Exception) -> WalmereError:
+    """Of a job that failed without a word from its tasks: what Spark says, in one line."""
+    _log.error("a job failed\n%s", error)
+    java = getattr(error, "java_exception", None)
+    said = str(java.getMessage() if java is not None else error).strip()
+    return full_or(WalmereError("running a job on Spark", said.partition("\n")[0] or repr(error)), said)

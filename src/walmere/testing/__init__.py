@@ -1,0 +1,1 @@
+"""PostgreSQL servers for tests and for the demo."""

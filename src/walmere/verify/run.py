@@ -1,0 +1,206 @@
+"""Compares the tables of a subscription: brings them to one point, compares them there, and retries what may pass."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from walmere.changelog.manifest import NAME
+from walmere.config import Config
+from walmere.errors import ChangeLogInUse, NotCompared, NotMirrored, SourceError, WalmereError
+from walmere.ledger.file import Ledger
+from walmere.lsn import Lsn
+from walmere.running import sink, spark
+from walmere.sinks.base import Sink
+from walmere.spark.shuffle import SparkShuffle
+from walmere.spark.tasks import SparkTasks
+from walmere.subscription import requests
+from walmere.subscription.tables import Tables
+from walmere.verify.point import consistent_point
+from walmere.verify.proof import OnProgress, OnVerdict, Options, Proof, Prover
+
+_POLL: Final = 0.05
+_FIRST_TABLES: Final = 10.0
+"""Seconds that a new run has to find the first tables."""
+_SPARK_START: Final = 60.0
+"""Seconds that Spark has to start, in addition to `wait`."""
+_POINTS: Final = 3
+"""Compare a table at this many points, if it is rewritten, truncated or altered while it is compared."""
+_RETRY_AFTER: Final = 1.0
+"""Seconds between two of them."""
+
+
+class Subscription(Protocol):
+    """What is needed of a subscription."""
+
+    file: Path
+    config: Config
+
+    @property
+    def directory(self) -> Path:
+        """Where its state is."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a process runs it."""
+
+    def run(self, until: Lsn) -> None:
+        """Copy and apply, up to an LSN."""
+
+    def receive(self, until: Lsn) -> Lsn:
+        """Receive, up to an LSN."""
+
+    def stop(self) -> None:
+        """End `run`."""
+
+    def source_position(self) -> Lsn:
+        """Everything that is committed at the source now is before it."""
+
+
+def verify(
+    subscription: Subscription,
+    names: Sequence[str],
+    options: Options | None,
+    *,
+    wait: float,
+    on_progress: OnProgress,
+    on_verdict: OnVerdict,
+) -> Proof:
+    """Compare these tables, or all: see `walmere.Subscription.verify`."""
+    config, directory = subscription.config, subscription.directory
+    target = sink(config, subscription.file)
+    if not (config.changelog / NAME).exists():  # a run would begin the subscription, with a slot at the source
+        raise NotMirrored(
+            "looking for tables to compare",
+            f"there is no subscription in {directory}: it was dropped, or has never run",
+            "`walmere run` begins it",
+        )
+    _settle(subscription, wait)
+    found = requests.find(Tables(directory), names, "looking for tables to compare") if names else None
+    wanted = None if found is None else {str(each) for each in found}
+    request = _Request(options or Options(), wait, on_progress, on_verdict)
+    compare = functools.partial(_compare, subscription, target, request)
+    made = compare(wanted, retries=True)
+    proven = {each.name: each for each in made.tables}
+    for attempt in range(2, _POINTS + 1):
+        passing = {each.name for each in proven.values() if each.passing}
+        if not passing:
+            break
+        time.sleep(_RETRY_AFTER)
+        try:
+            made = compare(passing, retries=attempt < _POINTS)
+        except (NotCompared, SourceError):  # what was found at the points before counts
+            for name in sorted(passing):
+                request.on_verdict(proven[name])
+            break
+        proven |= {each.name: each for each in made.tables}
+    return Proof(made.lsn, tuple(proven[name] for name in sorted(proven)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What `verify` was called with."""
+
+    options: Options
+    wait: float
+    on_progress: OnProgress
+    on_verdict: OnVerdict
+
+
+def _compare(
+    subscription: Subscription,
+    target: Sink,
+    request: _Request,
+    names: Collection[str] | None,
+    *,
+    retries: bool,
+) -> Proof:
+    """Compare tables at one point: these, or all."""
+    config, directory = subscription.config, subscription.directory
+    catch_up = functools.partial(_run, subscription, wait=request.wait)
+    name, receive = config.subscription.name, subscription.receive
+    with consistent_point(config.source, name, directory, catch_up=catch_up, receive=receive, wait=request.wait) as at:
+        started = spark(config)
+        tasks = SparkTasks(started, "verify")
+        prover = Prover(
+            config.source,
+            at,
+            target,
+            tasks=tasks,
+            shuffle=SparkShuffle(started, tasks),
+            options=request.options,
+            on_progress=request.on_progress,
+            on_verdict=request.on_verdict,
+            running=subscription.running,
+            retries=retries,
+        )
+        tables = [each for each in Tables(directory) if each.published and each.oid]
+        chosen = [each for each in tables if names is None or each.name in names]
+        return prover.prove(chosen, gather=config.target is not None and config.target.gather_partitions)
+
+
+def _run(subscription: Subscription, until: Lsn, wait: float) -> None:
+    """Up to there. That a table cannot be mirrored is no reason not to compare the others."""
+    ended, stuck = threading.Event(), threading.Event()
+    watch = threading.Thread(
+        target=_stop_when_stuck, args=(subscription, wait + _SPARK_START, ended, stuck), daemon=True
+    )
+    watch.start()
+    try:
+        subscription.run(until)
+    except WalmereError:
+        last = Ledger(subscription.directory).last()
+        if last is None or last.lsn < until:
+            raise
+    finally:
+        ended.set()
+        watch.join()
+    if stuck.is_set():
+        raise NotCompared(
+            "bringing the tables to a point to compare at",
+            f"nothing was copied or applied for {wait:g} s, and {until} is wanted",
+            "see `walmere status`; or give it more time: --wait SECONDS",
+        )
+
+
+def _stop_when_stuck(subscription: Subscription, wait: float, ended: threading.Event, stuck: threading.Event) -> None:
+    seen: object = None
+    deadline = time.monotonic() + wait
+    while not ended.wait(_POLL * 10):
+        last = Ledger(subscription.directory).last()
+        with contextlib.suppress(FileNotFoundError):
+            if (now := (Tables.changed(subscription.directory), last and last.lsn)) != seen:
+                seen, deadline = now, time.monotonic() + wait
+        if time.monotonic() > deadline:
+            stuck.set()
+            subscription.stop()
+            return
+
+
+def _settle(subscription: Subscription, wait: float) -> None:
+    """Wait until every table is copied; but for those that were refused: the proof will say so."""
+    doing, first_tables = "looking for tables to compare", time.monotonic() + _FIRST_TABLES
+    deadline = time.monotonic() + wait
+    while True:
+        tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
+        waiting = [each for each in tables if not each.follows and each.error is None]
+        if tables and not waiting:
+            break
+        if not subscription.running:
+            with contextlib.suppress(ChangeLogInUse):  # somebody was faster
+                _run(subscription, subscription.source_position(), wait)
+                tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
+                break
+        if (not tables and time.monotonic() > first_tables) or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL)
+    if not tables:
+        raise NotMirrored(doing, "the publications have none", "ALTER PUBLICATION … ADD TABLE …")
+    if not any(each.follows for each in tables):
+        raise NotMirrored(doing, tables[0].error or "none is copied", "see `walmere status`")
