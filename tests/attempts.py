@@ -24,7 +24,7 @@ from walmere.names import Identity, TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, Net, StagedFile
 from walmere.sinks.delta.sink import DeltaSink
 
-_PATIENCE = 90.0
+_LONGEST = 90.0
 
 
 def seen(lake: Path) -> list[str]:
@@ -74,7 +74,7 @@ class MeetsItsTwin(DeltaSink):
 
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
         _attempt(self, "apply", table)
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _LONGEST
         while len(seen(Path(self.path))) < 2:
             if time.monotonic() > deadline:
                 raise SinkError("waiting for another attempt", "there was none")

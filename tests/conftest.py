@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from processes import Here
-from walmere.config import Config, Source, Subscription
+from walmere.config import Config, Source, SubscriptionSettings
 from walmere.testing.server import LOGICAL, Server, binaries
 
 BINARIES = binaries(sorted((Path(__file__).parents[1] / ".servers").glob("*/bin")))  # scripts/matrix.py fills it
@@ -174,7 +174,7 @@ class Database:
                 | source,
                 strict=False,
             ),
-            subscription=Subscription(name="test", directory=directory),
+            subscription=SubscriptionSettings(name="test", directory=directory),
         )
 
     def drop(self) -> None:

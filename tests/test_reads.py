@@ -45,7 +45,7 @@ def put(sink: DeltaSink, table: TableName, content: pa.Table, lsn: int) -> list[
 
 
 def publish(sink: DeltaSink, *entries: Entry, name: str = "shop") -> walmere.Lake:
-    sink.publisher(name, entries)
+    sink.open_ledger(name, entries)
     return walmere.lake(sink.path)
 
 
@@ -158,7 +158,7 @@ def test_a_lake_says_whose_it_is_if_it_has_to_be_asked(sink: DeltaSink, tmp_path
             walmere.lake(nowhere)
     publish(sink, Entry(Lsn(1), None, {}))
     assert walmere.lake(Path(sink.path)).subscription == "shop"
-    sink.publisher("Büro 2", [Entry(Lsn(2), None, {})])
+    sink.open_ledger("Büro 2", [Entry(Lsn(2), None, {})])
     with pytest.raises(LakeError, match=r"several(.|\n)*Büro 2, shop"):
         walmere.lake(sink.path)
     assert walmere.lake(sink.path, "Büro 2").latest().lsn == 2

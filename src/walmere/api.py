@@ -33,7 +33,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.pgoutput.relation import RelationVersion
 from walmere.publisher import catalog, slot
-from walmere.publisher.connect import check_dsn, connect, speaking
+from walmere.publisher.connect import check_dsn, connect, translate_errors
 from walmere.publisher.finding import Finding
 from walmere.storage import Lock
 from walmere.subscription import requests
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from walmere.reads import Lake
     from walmere.running import OnProgress
     from walmere.subscription.launcher import Launcher
-    from walmere.verify.proof import Options, Proof, Verdict
+    from walmere.verify.proof import Proof, Verdict, VerifyOptions
 
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Subscription:
 
     def source_position(self) -> Lsn:
         """Everything that is committed at the source now is before it."""
-        doing = speaking(self.config.source, "asking the source where its WAL ends")
+        doing = translate_errors(self.config.source, "asking the source where its WAL ends")
         with doing, closing(connect(self.config.source, "walmere")) as connection:
             return catalog.insert_position(connection)
 
@@ -212,7 +212,7 @@ class Subscription:
     def verify(
         self,
         tables: Sequence[str] = (),
-        options: Options | None = None,
+        options: VerifyOptions | None = None,
         *,
         wait: float = 60.0,
         on_progress: Callable[[str, int, int], None] = lambda *_: None,
@@ -276,7 +276,7 @@ class Subscription:
     def _drop_slot(self) -> str:
         source = self.config.source
         with closing(connect(source, "walmere drop")) as connection:
-            with speaking(source, f"looking at replication slot {source.slot}"):
+            with translate_errors(source, f"looking at replication slot {source.slot}"):
                 found = slot.read(connection, source.slot)
             if found is None:
                 return f"there is no slot {source.slot} on the source"

@@ -109,7 +109,7 @@ class Source(_Section):
         return value
 
 
-class Subscription(_Section):
+class SubscriptionSettings(_Section):
     """The subscriber's own place."""
 
     name: str
@@ -178,7 +178,7 @@ class Config(_Section):
     """All of `walmere.toml`."""
 
     source: Source
-    subscription: Subscription
+    subscription: SubscriptionSettings
     target: Target | None = None
     spark: Spark = Spark()
 
@@ -259,7 +259,7 @@ def _overlay(content: dict[str, Any], environment: Mapping[str, str]) -> dict[tu
 def _value(section: str, key: str, text: str) -> Any:
     sections: dict[str, type[BaseModel]] = {
         "source": Source,
-        "subscription": Subscription,
+        "subscription": SubscriptionSettings,
         "target": Target,
         "spark": Spark,
     }

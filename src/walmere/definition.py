@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from walmere.names import Identity, TableName
 
+MESSAGES_OID: Final = 0
+"""The table of logical messages stands under this OID among the tables. No relation of the source has it."""
+
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PublishedColumn:
     """A published column."""
 
     attnum: int  # never given to another column: it tells a rename from a new one
@@ -45,10 +48,10 @@ class Shape(NamedTuple):
 class Definition:
     """What the catalogs said of a table when its target was made like it."""
 
-    columns: tuple[Column, ...]  # published, in order
+    columns: tuple[PublishedColumn, ...]  # published, in order
     natts: int  # columns that it ever had: one with a greater attnum was added later
     layout: Layout
-    how: str  # it is published
+    publication_fingerprint: str  # changes when the publications publish the table in another way
     leaves: tuple[tuple[int, int], ...] = ()  # of a partitioned table: who holds its rows, and since when
     partial: bool = False  # not all changes are published, so what is inserted may be there already
     gathered: bool = False  # the stream has its leaves, each under its own name

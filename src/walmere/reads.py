@@ -29,7 +29,7 @@ from walmere.errors import ConfigError, LakeError, NotApplied, PointGone
 from walmere.ledger import entry as points
 from walmere.ledger.entry import Entry, Points
 from walmere.ledger.file import History
-from walmere.ledger.published import read_latest
+from walmere.ledger.lake import read_latest
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.delta.sink import DeltaSink
@@ -95,7 +95,7 @@ class Lake:
     def __init__(self, sink: DeltaSink, subscription: str) -> None:
         self._sink = sink
         self.subscription = subscription
-        self._directory = sink.published(subscription)
+        self._directory = sink.ledger_directory(subscription)
 
     def __repr__(self) -> str:
         return f"<walmere.Lake {self._sink.path} of {self.subscription}>"

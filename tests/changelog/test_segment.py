@@ -90,7 +90,7 @@ def test_a_segment_has_its_name_only_when_it_is_published(tmp_path: Path) -> Non
     writer.append(chunk_of([source.frame(insert(1))], [T]))
     segment = writer.seal()
     assert [path.name for path in tmp_path.iterdir()] == ["s.arrow.tmp"]
-    writer.publish()
+    writer.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["s.arrow"]
     assert segment.length == (tmp_path / "s.arrow").stat().st_size
     assert segment.rows == 1

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from processes import eventually
 from walmere.demo import app
-from walmere.demo.compare import Verdict
+from walmere.demo.compare import TableComparison
 from walmere.demo.compare import compare as real_compare
 from walmere.demo.shop import KEYS
 from walmere.publisher.connect import Connection
@@ -118,14 +118,14 @@ def test_a_short_demo_ends_with_every_table_equal_and_commands_that_work(demo: D
 def test_one_wrong_value_in_the_lake_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def damaged(connection: Connection, lake: Path, name: str) -> Verdict:
+    def damaged(connection: Connection, lake: Path, name: str) -> TableComparison:
         if name == "orders":
             DeltaTable(lake / "public" / "orders").update(predicate="id = 1234", updates={"total": "total + 0.01"})
         return real_compare(connection, lake, name)
 
     monkeypatch.setattr(app, "compare", damaged)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert app.main(app.Options(tmp_path / "demo", 5000, 2)) == 1
+    assert app.main(app.DemoOptions(tmp_path / "demo", 5000, 2)) == 1
     out = capsys.readouterr().out
     assert "NOT EQUAL: public.orders" in out
     assert "1 different: (1234)" in out

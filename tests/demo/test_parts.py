@@ -20,7 +20,7 @@ from walmere.demo.display import Display, View, line
 from walmere.demo.interruption import Interrupted, Interruptions
 from walmere.demo.lag import Lag
 from walmere.demo.place import MARK, Place
-from walmere.demo.subscriber import Progress
+from walmere.demo.subscriber import RunReport
 from walmere.errors import ConfigError
 from walmere.lsn import Lsn
 from walmere.names import TableName
@@ -182,8 +182,8 @@ def test_progress_includes_an_lsn_when_every_table_has_it() -> None:
         b' "oid": 1, "phase": "r", "rows_copied": 3, "snapshot_lsn": "0/1", "applied_lsn": "0/20", "rejects": 0,'
         b' "error": null, "published": true, "definition": null, "awaits": null, "changes": 7}]}'
     )
-    progress = Progress.parse(said)
+    progress = RunReport.parse(said)
     assert (progress.rows_copied, progress.changes_applied) == (3, 7)
     assert progress.includes(Lsn(0x20))
     assert not progress.includes(Lsn(0x21))
-    assert not Progress().includes(Lsn(0)), "nothing is known of any table"
+    assert not RunReport().includes(Lsn(0)), "nothing is known of any table"

@@ -11,7 +11,7 @@ import pytest
 
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import History
-from walmere.ledger.published import read_latest
+from walmere.ledger.lake import read_latest
 from walmere.names import TableName
 from walmere.sinks.base import Sink
 from walmere.sinks.delta.sink import DeltaSink
@@ -48,8 +48,8 @@ def _delta(location: str, **more: int) -> Target:
         lambda table: sink.open(table).to_pyarrow_table(),
         lambda table, version: sink.open(table, version).to_pyarrow_table(),
         lambda: DeltaSink(location),
-        lambda name: list(History(sink.published(name)).entries()),
-        lambda name: read_latest(sink.published(name)),
+        lambda name: list(History(sink.ledger_directory(name)).entries()),
+        lambda name: read_latest(sink.ledger_directory(name)),
         **more,
     )
 

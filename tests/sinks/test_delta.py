@@ -436,7 +436,7 @@ def test_a_version_outlives_a_log_that_is_cleaned_up(sink: DeltaSink) -> None:
 def test_the_schema_and_the_subscription_that_are_called_as_our_own_place_have_one_each(sink: DeltaSink) -> None:
     table = TableName("_walmere", "shop")
     sink.create(table, SCHEMA)
-    sink.publisher("shop", []).publish(Entry(Lsn(1), None, {str(table): 0}))
+    sink.open_ledger("shop", []).append(Entry(Lsn(1), None, {str(table): 0}))
     assert (sink.subscriptions(), sink.version(table)) == (["shop"], 0)
     latest = json.loads(Path(sink.path, "_walmere/shop/latest.json").read_text())
     assert (latest["lsn"], latest["commit_time"]) == ("0/1", None)
@@ -446,7 +446,7 @@ def test_the_schema_and_the_subscription_that_are_called_as_our_own_place_have_o
 def test_a_lake_that_cannot_be_written_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "lake").write_text("a file")
     with pytest.raises(SinkError, match="publishing"):
-        DeltaSink(str(tmp_path / "lake")).publisher("shop", [])
+        DeltaSink(str(tmp_path / "lake")).open_ledger("shop", [])
 
 
 OURS, THEIRS = Owner("shop", "7000000000000000000", 16384), Owner("shop", "7000000000000000000", 16385)
@@ -481,10 +481,10 @@ def test_a_table_without_an_owner_is_adopted_if_it_is_ours_and_points_have_an_ow
     assert sink.owned_by(OURS).applied(TABLE) == sink.applied(TABLE)
     with pytest.raises(OwnedByAnother):
         sink.owned_by(THEIRS).claim(TABLE)
-    sink.owned_by(OURS).publisher("shop", [])
+    sink.owned_by(OURS).open_ledger("shop", [])
     with pytest.raises(OwnedByAnother, match="the name shop belongs to"):
-        sink.owned_by(THEIRS).publisher("shop", [])
-    sink.owned_by(THEIRS, take_over=True).publisher("shop", [])
+        sink.owned_by(THEIRS).open_ledger("shop", [])
+    sink.owned_by(THEIRS, take_over=True).open_ledger("shop", [])
     sink.owned_by(THEIRS).claim_points("shop")
 
 

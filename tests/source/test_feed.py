@@ -12,20 +12,20 @@ from receiving import receive_all
 from walmere.changelog.manifest import Manifest, summarise
 from walmere.errors import ConfigError, PublicationMissing, SlotInUse
 from walmere.publisher.catalog import insert_position
-from walmere.source.feed import Feed, Publisher
+from walmere.source.feed import Feed, SourceServer
 from walmere.subscription.progress import SinkPositions
 
 
 def test_what_is_wrong_with_an_option_is_said_without_the_secret() -> None:
     with pytest.raises(ConfigError, match="option slot: a slot's name") as refused:
-        Publisher.of("host=db password=s3cret", ("p",), "No Slot")
+        SourceServer.of("host=db password=s3cret", ("p",), "No Slot")
     assert "s3cret" not in str(refused.value)
 
 
 def test_it_lets_another_receive_and_takes_over(database_under_test: Database, tmp_path: Path) -> None:
     database = database_under_test
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
-    publisher = Publisher.of(database.dsn, ("pub",), database.slot)
+    publisher = SourceServer.of(database.dsn, ("pub",), database.slot)
     config = database.config(tmp_path)
     feed = Feed(publisher, tmp_path, "query-q")
     assert SinkPositions(tmp_path).applied() == 0  # kept from the beginning
@@ -52,7 +52,7 @@ def test_it_lets_another_receive_and_takes_over(database_under_test: Database, t
 
 
 def test_what_ends_the_receiver_reaches_who_waits(database_under_test: Database, tmp_path: Path) -> None:
-    feed = Feed(Publisher.of(database_under_test.dsn, ("missing",), database_under_test.slot), tmp_path, "query-q")
+    feed = Feed(SourceServer.of(database_under_test.dsn, ("missing",), database_under_test.slot), tmp_path, "query-q")
     feed.start(catch_up=True)
     with pytest.raises(PublicationMissing, match="no publication missing"):
         feed.wait()
@@ -61,24 +61,24 @@ def test_what_ends_the_receiver_reaches_who_waits(database_under_test: Database,
 def test_the_log_of_others_is_left_alone(database_under_test: Database, tmp_path: Path) -> None:
     database = database_under_test
     database.execute("CREATE PUBLICATION one", "CREATE PUBLICATION other")
-    Feed(Publisher.of(database.dsn, ("one",), database.slot), tmp_path / "q", "query-a").prepare()
-    Feed(Publisher.of(database.dsn, ("one",), database.slot), tmp_path / "q", "query-b")
+    Feed(SourceServer.of(database.dsn, ("one",), database.slot), tmp_path / "q", "query-a").prepare()
+    Feed(SourceServer.of(database.dsn, ("one",), database.slot), tmp_path / "q", "query-b")
     with pytest.raises(ConfigError, match="was received of publications one, not of one, other"):
-        Feed(Publisher.of(database.dsn, ("other", "one"), database.slot), tmp_path / "q", "query-c")
+        Feed(SourceServer.of(database.dsn, ("other", "one"), database.slot), tmp_path / "q", "query-c")
     config = database.config(tmp_path / "s", publications=("one",), slot=f"{database.slot}_s")
     receive_all(database, config)
     with pytest.raises(ConfigError, match="a subscription has its change log there"):
-        Feed(Publisher.of(database.dsn, ("one",), config.source.slot), tmp_path / "s", "query-a")
+        Feed(SourceServer.of(database.dsn, ("one",), config.source.slot), tmp_path / "s", "query-a")
     assert SinkPositions(tmp_path / "s").applied() is None, "and nothing is kept for it"
 
 
 def test_a_slot_that_somebody_has_is_waited_for_but_not_for_ever(
     database_under_test: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walmere.source.feed.PATIENCE", 1.0)
+    monkeypatch.setattr("walmere.source.feed.SOURCE_WAIT", 1.0)
     database = database_under_test
     database.execute("CREATE PUBLICATION pub")
-    publisher = Publisher.of(database.dsn, ("pub",), database.slot)
+    publisher = SourceServer.of(database.dsn, ("pub",), database.slot)
     with Background(database.config(tmp_path / "theirs")):
         eventually(database.streaming)
         feed = Feed(publisher, tmp_path / "ours", "query-q")

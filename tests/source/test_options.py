@@ -8,18 +8,18 @@ import pytest
 
 from walmere.errors import ConfigError
 from walmere.lsn import Lsn
-from walmere.source.options import Options, parse
+from walmere.source.options import SourceOptions, parse
 
 OWN = {"dsn": "host=db", "publications": "a, b", "slot": "s"}
 
 
 def test_names_are_taken_whatever_their_case() -> None:
     found = parse({"DIRECTORY": "/log", "table": "s.t", "startinglsn": "0/10", "maxbytespertrigger": "64m"})
-    assert found == Options(Path("/log"), ("s", "t"), starting=Lsn(16), max_bytes=64 << 20)
+    assert found == SourceOptions(Path("/log"), ("s", "t"), starting=Lsn(16), max_bytes=64 << 20)
 
 
 def test_a_query_that_receives_by_itself_has_a_reader() -> None:
-    assert parse(OWN) == Options(None, None, (), "host=db", ("a", "b"), "s", "pgoutput")
+    assert parse(OWN) == SourceOptions(None, None, (), "host=db", ("a", "b"), "s", "pgoutput")
     assert parse({**OWN, "reader": "mine"}).reader == "mine"
     assert parse({"path": "/log"}).reader is None
 

@@ -96,7 +96,7 @@ def put(sink: DeltaSink, content: pa.Table, lsn: int = 1) -> list[StagedFile]:
 
 
 def publish(sink: DeltaSink) -> walmere.Point:
-    sink.publisher("shop", [Entry(Lsn(1), None, {str(TABLE): sink.version(TABLE)})])
+    sink.open_ledger("shop", [Entry(Lsn(1), None, {str(TABLE): sink.version(TABLE)})])
     return walmere.lake(sink.path).latest()
 
 
@@ -187,7 +187,7 @@ def test_read_takes_a_lake_or_the_configuration_of_its_subscription(spark: Spark
     sink = DeltaSink(str(tmp_path / "lake"))
     put(sink, rows(0, 1))
     point = publish(sink)
-    sink.publisher("other", [Entry(Lsn(2), None, {})])
+    sink.open_ledger("other", [Entry(Lsn(2), None, {})])
     file = tmp_path / "walmere.toml"
     file.write_text(
         '[source]\ndsn = ""\npublications = ["p"]\nslot = "s"\n[subscription]\nname = "shop"\ndirectory = "state"\n'

@@ -20,7 +20,7 @@ from mirror import Mirror
 from processes import Here, eventually, running
 from walmere.api import Subscription
 from walmere.lsn import Lsn
-from walmere.verify.proof import Options, Proof, Verdict
+from walmere.verify.proof import Proof, Verdict, VerifyOptions
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def mirror(database_under_test: Database, tmp_path: Path) -> Mirror:
 
 
 def verify(mirror: Mirror, *tables: str, **options: Any) -> Proof:
-    return Subscription(mirror.file).verify(tables, Options(**options))
+    return Subscription(mirror.file).verify(tables, VerifyOptions(**options))
 
 
 def verdict(mirror: Mirror, table: str, **options: Any) -> Verdict:

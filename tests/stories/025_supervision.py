@@ -25,7 +25,7 @@ from receiving import changes, receive_all
 from walmere.errors import PublicationMissing, SinkFull, SourceUnavailable
 from walmere.ledger.file import Ledger
 from walmere.publisher import copy, snapshot
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher.connect import connect, translate_errors
 from walmere.storage import Lock
 from walmere.subscription.state import Phase
 
@@ -124,7 +124,7 @@ def test_a_query_of_a_frozen_source_ends_and_one_that_only_takes_long_does_not(
         with connect(source, "test") as connection:
             assert connection.execute("SELECT 1 FROM pg_sleep(3)").fetchone() == (1,), "it works: it is waited for"
             proxy.freeze()
-            with pytest.raises(SourceUnavailable, match="does not answer"), speaking(source, "asking"):
+            with pytest.raises(SourceUnavailable, match="does not answer"), translate_errors(source, "asking"):
                 connection.execute("SELECT 1")
             assert connection.closed
         config = write_config(database.config(tmp_path), tmp_path / "walmere.toml", dsn=f"'{proxy.dsn(database.dsn)}'")

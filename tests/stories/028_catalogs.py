@@ -15,7 +15,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import Here
 from walmere.errors import TableLocked
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher.connect import connect, translate_errors
 from walmere.subscription import state
 from walmere.subscription.state import Phase
 from walmere.subscription.tablesync import look
@@ -149,7 +149,7 @@ def test_a_table_that_is_locked_for_long_does_not_keep_the_others_from_following
         source = mirror.config.source
         with closing(connect(source, "test")) as connection:
             connection.execute("SET lock_timeout = '50ms'")
-            with pytest.raises(TableLocked) as refused, speaking(source, "looking at public.held"):
+            with pytest.raises(TableLocked) as refused, translate_errors(source, "looking at public.held"):
                 look(connection, source, mirror.oid("held"), gather=False)
         assert refused.value.transient
         assert "pg_locks" in refused.value.hint

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from walmere.definition import Column, Definition, Layout
+from walmere.definition import Definition, Layout, PublishedColumn
 from walmere.subscription.evolution import in_place
 
 INT4, INT8, TEXT, VARCHAR, NUMERIC, DATE, INT4_ARRAY = 23, 20, 25, 1043, 1700, 1082, 1007
@@ -19,13 +19,13 @@ def typmod(precision: int, scale: int) -> int:
     return (precision << 16 | scale) + 4
 
 
-ID = Column(1, "id", INT4, -1, True)
-NAME = Column(2, "name", VARCHAR, 14, False)
-PRICE = Column(4, "price", NUMERIC, typmod(10, 2), False)
+ID = PublishedColumn(1, "id", INT4, -1, True)
+NAME = PublishedColumn(2, "name", VARCHAR, 14, False)
+PRICE = PublishedColumn(4, "price", NUMERIC, typmod(10, 2), False)
 OLD = Definition((ID, NAME, PRICE), 4, Layout(1, 2, 3, 4), "pub")
 
 
-def column(of: Column, **changes: Any) -> Column:
+def column(of: PublishedColumn, **changes: Any) -> PublishedColumn:
     return replace(of, **changes)
 
 
@@ -45,16 +45,18 @@ def plain(value: Any) -> Any:
         pytest.param((ID, column(NAME, typmod=24), PRICE), {}, ["id", "name", "price"], id="longer varchar"),
         pytest.param((ID, column(NAME, type_oid=TEXT, typmod=-1), PRICE), {}, ["id", "name", "price"], id="to text"),
         pytest.param((ID, NAME, column(PRICE, typmod=typmod(20, 2))), {}, ["id", "name", "price"], id="more digits"),
-        pytest.param((ID, Column(5, "n", INT4, -1, False)), {}, ["id", None], id="add"),
-        pytest.param((ID, Column(5, "n", INT4, -1, False)), {5: "7"}, ["id", 7], id="add with default"),
-        pytest.param((ID, Column(5, "n", TEXT, -1, False)), {5: ""}, ["id", ""], id="add with an empty text"),
-        pytest.param((ID, Column(5, "n", INT4_ARRAY, -1, False)), {5: "{1,NULL}"}, ["id", [1, None]], id="array"),
+        pytest.param((ID, PublishedColumn(5, "n", INT4, -1, False)), {}, ["id", None], id="add"),
+        pytest.param((ID, PublishedColumn(5, "n", INT4, -1, False)), {5: "7"}, ["id", 7], id="add with default"),
+        pytest.param((ID, PublishedColumn(5, "n", TEXT, -1, False)), {5: ""}, ["id", ""], id="add with an empty text"),
+        pytest.param(
+            (ID, PublishedColumn(5, "n", INT4_ARRAY, -1, False)), {5: "{1,NULL}"}, ["id", [1, None]], id="array"
+        ),
         pytest.param((ID, column(PRICE, attnum=6, name="name")), {6: "1.5"}, ["id", Decimal("1.5")], id="re-add"),
         pytest.param((ID, NAME, column(NAME, attnum=5, name="x")), {}, ["id", "name", None], id="add a varchar"),
     ],
 )  # fmt: skip
 def test_what_leaves_the_rows_alone_is_done_in_place(
-    columns: tuple[Column, ...], missing: dict[int, str | None], values: list[Any]
+    columns: tuple[PublishedColumn, ...], missing: dict[int, str | None], values: list[Any]
 ) -> None:
     found = in_place(OLD, replace(OLD, columns=columns, natts=6), missing, {})
     assert found is not None
@@ -68,16 +70,22 @@ def test_what_leaves_the_rows_alone_is_done_in_place(
     ("new", "missing"),
     [
         pytest.param(replace(OLD, layout=Layout(1, 2, 3, 5)), {}, id="the table was rewritten"),
-        pytest.param(replace(OLD, how="pub, another"), {}, id="published in another way"),
+        pytest.param(replace(OLD, publication_fingerprint="pub, another"), {}, id="published in another way"),
         pytest.param(
-            replace(OLD, columns=(ID, Column(5, "n", INT4, -1, False)), leaves=((1, 1),)), {5: "1"}, id="of partitions"
+            replace(OLD, columns=(ID, PublishedColumn(5, "n", INT4, -1, False)), leaves=((1, 1),)),
+            {5: "1"},
+            id="of partitions",
         ),
         pytest.param(replace(OLD, columns=(column(ID, type_oid=INT8), NAME)), {}, id="another type"),
         pytest.param(replace(OLD, columns=(ID, column(PRICE, typmod=typmod(20, 3)))), {}, id="another scale"),
         pytest.param(replace(OLD, columns=(ID, column(PRICE, typmod=-1))), {}, id="no more decimal"),
-        pytest.param(replace(OLD, columns=(ID, Column(3, "old", INT4, -1, False))), {}, id="published only now"),
         pytest.param(
-            replace(OLD, columns=(ID, Column(5, "d", DATE, -1, False))), {5: "infinity"}, id="a default to reject"
+            replace(OLD, columns=(ID, PublishedColumn(3, "old", INT4, -1, False))), {}, id="published only now"
+        ),
+        pytest.param(
+            replace(OLD, columns=(ID, PublishedColumn(5, "d", DATE, -1, False))),
+            {5: "infinity"},
+            id="a default to reject",
         ),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from walmere.changelog.plan import should_apply
-from walmere.definition import Column, Definition, Layout, Shape
+from walmere.definition import Definition, Layout, PublishedColumn, Shape
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
@@ -19,7 +19,11 @@ from walmere.subscription.state import Phase, TableState
 
 ALL = tuple(Phase)
 DEFINITION = Definition(
-    (Column(1, "id", 23, -1, True), Column(3, "v", 1043, 14, False)), 3, Layout(1, 2, 3, 4), "pub", ((9, 7),)
+    (PublishedColumn(1, "id", 23, -1, True), PublishedColumn(3, "v", 1043, 14, False)),
+    3,
+    Layout(1, 2, 3, 4),
+    "pub",
+    ((9, 7),),
 )
 SHAPE = Shape(TableName("public", "t"), (("id", 23, -1), ("w", 25, -1)))
 EVENTS: dict[str, tuple[Callable[[TableState], TableState], dict[Phase, Phase]]] = {

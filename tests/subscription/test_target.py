@@ -14,7 +14,7 @@ from walmere.ledger.file import Ledger
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.owner import Owner
 from walmere.sinks.base import Standing
-from walmere.source.feed import Feed, Publisher
+from walmere.source.feed import Feed, SourceServer
 from walmere.subscription import requests
 from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.tables import Tables
@@ -85,7 +85,7 @@ def test_owners_are_the_same_by_name_system_and_database() -> None:
 
 
 def _feed(directory: Path) -> object:
-    return Feed(Publisher.of("host=nowhere", ("pub",), "slot"), directory, "query")
+    return Feed(SourceServer.of("host=nowhere", ("pub",), "slot"), directory, "query")
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0", b"\xff\xfe\x00", b"{", b"7", b'{"other": 1}'], ids=repr)

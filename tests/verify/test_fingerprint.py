@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from walmere.verify.fingerprint import Fingerprint, Layout, buckets_for, fingerprint, nothing, rows_of
+from walmere.verify.fingerprint import Fingerprint, RowLayout, buckets_for, fingerprint, nothing, rows_of
 from walmere.verify.rows import SOURCE, TARGET, compare, gather
 
 SCHEMA = pa.schema(
@@ -48,7 +48,7 @@ def table(*rows: dict[str, Any]) -> pa.Table:
 
 
 def of(rows: pa.Table, *key: str, buckets: int = 16, size: int | None = None) -> Fingerprint:
-    return fingerprint(Layout(rows.schema, key, buckets), rows.to_batches(size))
+    return fingerprint(RowLayout(rows.schema, key, buckets), rows.to_batches(size))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_bucket_has_few_rows_however_many_there_are() -> None:
 def test_of_a_bucket_that_differs_each_row_is_named_with_its_columns() -> None:
     here = table({"id": 1}, {"id": 2, "row": 0.0}, {"id": 3}, {"id": 4, "list": []})
     there = table({"id": 2, "row": -0.0}, {"id": 3}, {"id": 3}, {"id": 4, "list": None}, {"id": 5})
-    layout = Layout(SCHEMA, ("id",), 16)
+    layout = RowLayout(SCHEMA, ("id",), 16)
     differing = of(here, "id").differing(of(there, "id"))
     both = pa.concat_tables(
         pa.Table.from_batches(rows_of(layout, rows.to_batches(), side, differing, texts=True))
@@ -131,7 +131,7 @@ def test_values_exchanged_between_two_rows_are_seen_however_alike_they_are() -> 
     pair = np.repeat(np.arange(pairs), 2)
     ids = np.random.default_rng(7).integers(0, 1 << 40, 2 * pairs)
     schema = pa.schema([("pair", pa.int64()), ("id", pa.int64()), ("flag", pa.bool_())])
-    layout = Layout(schema, ("pair",), 1 << 20)
+    layout = RowLayout(schema, ("pair",), 1 << 20)
     one, other = (
         fingerprint(layout, pa.table([pair, ids, np.tile(flags, pairs)], schema=schema).to_batches())
         for flags in ([True, False], [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from walmere.changelog.plan import Blocks
-from walmere.definition import Shape
+from walmere.definition import MESSAGES_OID, Shape
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity
 from walmere.types import PgType
@@ -24,9 +24,14 @@ class ApplyJob:
     partial: bool  # see Definition
     vacuum: bool
     identity: Identity | None  # of a partitioned table, as its leaves have it
-    alone: bool  # else it has a part of the table's inserts, to stage: one place commits all of them
+    commits: bool  # else it only stages a part of the table's inserts, and the driver commits all parts
     version: int | None  # see TableState
     version_lsn: Lsn
+
+    @property
+    def of_messages(self) -> bool:
+        """Whether the table is that of logical messages."""
+        return self.oid == MESSAGES_OID
 
 
 @dataclass(frozen=True, slots=True)

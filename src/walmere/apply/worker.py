@@ -76,17 +76,19 @@ def _apply_job(job: ApplyJob) -> Applied:
     def changed_by_others(after: int, upto: int) -> str | None:
         return sink.changed_by_others(name, after, upto)
 
-    if (behind := compare(job.version, job.version_lsn, found, changed_by_others)) is not None and (job.oid or found):
+    if (behind := compare(job.version, job.version_lsn, found, changed_by_others)) is not None and (
+        found or not job.of_messages
+    ):
         return Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=behind.why, behind=behind))
     reached = None if found is None else found.lsn
     if found is not None and reached is not None and reached >= job.end_lsn:
         rejects = sink.count(Rejects.table(name))
         return Applied(job.oid, rejects=rejects, version=found.version, lsn=reached)
-    if found is None or not job.oid:
+    if found is None or job.of_messages:
         rows = messages.read(job.blocks.directory, job.blocks.refs, reached)
         sink.create(name, MESSAGES)  # again, if somebody has taken it away: there is nothing to copy it from
         version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
-        return Applied(0, len(rows), version=version, lsn=job.end_lsn)
+        return Applied(job.oid, len(rows), version=version, lsn=job.end_lsn)
     result = _apply_stretches(job, sink, Applied(job.oid, lsn=reached))
     if result.staged is not None:
         result = replace(result, staged=replace(result.staged, found=found.version))
@@ -119,7 +121,7 @@ def _apply_stretch(job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | N
     rejects = _stage_rejects(job, sink, stretch, reached, decoded.rejects)
     net = fold(decoded.changes, stretch.identity, maybe_there=job.partial)
     count = before.changes + len(decoded.changes)
-    if not job.alone:
+    if not job.commits:
         return replace(before, changes=count, staged=Staged(name, sink.stage(name, net.appends.to_batches()), rejects))
     end = stretch.end or job.end_lsn
     rejected = _commit_rejects(sink, name, rejects, end)

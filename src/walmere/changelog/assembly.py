@@ -290,7 +290,7 @@ class Assembly:
             return
         self._seal(spool)
         self.position = commit.end_lsn
-        self._writer.publish(
+        self._writer.append_record(
             Transaction(
                 spool.xid,
                 commit.commit_lsn,
@@ -323,7 +323,7 @@ class Assembly:
             self._late[prepare.gid] = prepared
             return
         self.position = prepare.end_lsn
-        self._writer.publish(prepared)
+        self._writer.append_record(prepared)
 
     def _is_waiting(self, prepare: m.BeginPrepare | m.Prepare | m.StreamPrepare) -> bool:
         """Whether this is sent again, and the log has it among those that wait for their end."""
@@ -402,7 +402,7 @@ class Assembly:
                 "the slot and the log do not belong together: `walmere drop`, then begin anew",
             )
         self.position = commit.end_lsn
-        self._writer.publish(
+        self._writer.append_record(
             Transaction(
                 commit.xid,
                 commit.commit_lsn,
@@ -423,7 +423,7 @@ class Assembly:
         prepared = self._writer.summary.prepared.get(rollback.gid)
         if prepared is not None and rollback.rollback_end_lsn > self.position:
             self.position = rollback.rollback_end_lsn
-            self._writer.publish(RolledBack(rollback.gid, self.position, sequence))
+            self._writer.append_record(RolledBack(rollback.gid, self.position, sequence))
             self._writer.remove(prepared.segments)
 
     def _message(self, s: Scan, at: int, message: m.LogicalMessage) -> None:

@@ -36,7 +36,7 @@ from walmere.pgoutput.relation import RelationVersion
 
 BEHIND: Final = 3.0
 """Seconds between a commit at the source and its arrival in the log, from which on batches are made larger."""
-PATIENCE: Final = 4.0
+LONGEST_WAIT: Final = 4.0
 """Seconds that a batch waits for more, at most, while behind."""
 QUIET: Final = 0.3
 """Seconds after which a log that did not grow is taken to be at the source's end."""
@@ -86,9 +86,11 @@ class Plan:
 class Planner:
     """Follows the manifest, and plans batches from what it has read. It remembers what is still to be applied."""
 
-    def __init__(self, directory: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, *, wait_for_more: bool = True, clock: Callable[[], float] = time.time) -> None:
+        """`wait_for_more`: while behind the source, make larger batches."""
         self._directory = directory
-        self._now = now
+        self._wait_for_more = wait_for_more
+        self._now = clock
         self._open()
 
     def close(self) -> None:
@@ -225,9 +227,11 @@ class Planner:
         self._known_from = max(self._known_from, before)
 
     def _is_better_later(self, commit_time: int | None) -> bool:
+        if not self._wait_for_more:
+            return False
         now = self._now()
         behind = commit_time is not None and now - commit_time / 1e6 > BEHIND
-        if behind and now - self._grew < QUIET and now - self._waited_since < PATIENCE:
+        if behind and now - self._grew < QUIET and now - self._waited_since < LONGEST_WAIT:
             return True
         self._waited_since = now
         return False

@@ -188,7 +188,7 @@ class SegmentWriter:
         self._writer.close()
         return Segment(self.path.name, self.sink.position, self.streamed, tuple(self._blocks))
 
-    def publish(self) -> None:
+    def finish(self) -> None:
         """Make the file durable, then give it its name. The directory is the caller's to fsync."""
         self.sink.sync()
         self.sink.path.rename(self.path)

@@ -131,13 +131,13 @@ class Writer:
         writer, self._current, self._pending = self._current, None, None
         self._submit(record, writer)
 
-    def publish(self, record: Record) -> None:
+    def append_record(self, record: Record) -> None:
         """Append a record about segments that are already on their way, in its turn."""
         self.cut()
         self._submit(record)
 
     def spool(self, writer: SegmentWriter) -> Segment:
-        """Make a segment of a transaction in progress durable. Nobody sees it before it is published."""
+        """Make a segment of a transaction in progress durable. Nobody sees it before its record is in the manifest."""
         segment = writer.seal()
         self._flusher.submit(partial(self._flusher.store, [writer], [], None))
         return segment
@@ -190,7 +190,7 @@ class Flusher:
 
     def store(self, writers: list[SegmentWriter], entries: list[Entry], end_lsn: Lsn | None) -> None:
         for writer in writers:
-            writer.publish()
+            writer.finish()
         if writers:
             sync_directory(self.directory)
         if entries:

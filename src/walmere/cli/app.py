@@ -98,9 +98,9 @@ def demo(
     json: AsJson = False,
 ) -> None:
     """See it work: a PostgreSQL of its own, a shop with live writers, its mirror, and the proof that both are equal."""
-    from walmere.demo.app import Options, main
+    from walmere.demo.app import DemoOptions, main
 
-    raise typer.Exit(main(Options(directory, rows, seconds, json)))
+    raise typer.Exit(main(DemoOptions(directory, rows, seconds, json)))
 
 
 @app.command()
@@ -188,10 +188,10 @@ def verify(
     Exits with 0 if they are equal, 1 if not, and 3 if nothing differs but something could not be compared.
     """
     from walmere.cli import comparing
-    from walmere.verify.proof import Options
+    from walmere.verify.proof import VerifyOptions
 
     subscription = Subscription(config)
-    options = Options(sample=sample, show_values=show_values, examples=examples)
+    options = VerifyOptions(sample=sample, show_values=show_values, examples=examples)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, at any point
     try:
         with comparing.comparing() as shown:

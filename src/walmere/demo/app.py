@@ -24,22 +24,22 @@ from rich.markup import escape
 
 from walmere.config import Config
 from walmere.demo import shop
-from walmere.demo.compare import Verdict, compare
+from walmere.demo.compare import TableComparison, compare
 from walmere.demo.display import Display
 from walmere.demo.interruption import Interrupted, Interruptions
 from walmere.demo.place import Place
 from walmere.demo.report import Measured, Report
-from walmere.demo.subscriber import Subscriber, own_environment
+from walmere.demo.subscriber import MirrorProcess, own_environment
 from walmere.demo.watch import Watch
 from walmere.demo.workload import Writers
-from walmere.publisher.connect import Connection, connect, speaking
+from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.testing.server import LOGICAL, Server, embedded
 
 _SETTINGS: Final = {**LOGICAL, "max_wal_size": "2GB"}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """What can be asked for."""
 
     directory: Path
@@ -48,7 +48,7 @@ class Options:
     json: bool = False
 
 
-def main(options: Options) -> int:
+def main(options: DemoOptions) -> int:
     """Run the demo. Returns the exit code: 0 equal, 1 different, 128 + the signal that ended it."""
     for name in os.environ.keys() - own_environment().keys():
         del os.environ[name]  # libpq reads them, too
@@ -69,7 +69,7 @@ def main(options: Options) -> int:
 class Demo:
     """One run."""
 
-    def __init__(self, options: Options, place: Place, signals: Interruptions, display: Display) -> None:
+    def __init__(self, options: DemoOptions, place: Place, signals: Interruptions, display: Display) -> None:
         self._options = options
         self._place = place
         self._signals = signals
@@ -85,9 +85,9 @@ class Demo:
             self._step(f"PostgreSQL {_version(server)} on a free port, in a temporary directory")
             config = self._fill(server)
             with (
-                self._signals.guard(Subscriber(self._place.config_file, self._place.log)) as subscriber,
+                self._signals.guard(MirrorProcess(self._place.config_file, self._place.log)) as subscriber,
                 closing(connect(config.source, "walmere demo")) as connection,
-                speaking(config.source, "watching the shop"),
+                translate_errors(config.source, "watching the shop"),
             ):
                 watch = Watch(subscriber, connection, self._display, self._measured, self._began)
                 with self._display.watching():
@@ -104,10 +104,13 @@ class Demo:
 
     def _fill(self, server: Server) -> Config:
         admin = self._place.configure(server.dsn()).source
-        with closing(connect(admin, "walmere demo")) as connection, speaking(admin, "creating the database"):
+        with closing(connect(admin, "walmere demo")) as connection, translate_errors(admin, "creating the database"):
             connection.execute("CREATE DATABASE shop")
         config = self._place.configure(server.dsn("shop"))
-        with closing(connect(config.source, "walmere demo")) as connection, speaking(config.source, "filling the shop"):
+        with (
+            closing(connect(config.source, "walmere demo")) as connection,
+            translate_errors(config.source, "filling the shop"),
+        ):
             shop.create(connection, self._sizes)
             self._measured.rows_loaded = shop.count(connection)
         self._step(f"a shop: {len(shop.KEYS)} tables, {self._measured.rows_loaded:,} rows")
@@ -131,7 +134,7 @@ class Demo:
         watch.until("catching up", lambda now: now.includes(end))
         self._measured.catch_up = time.monotonic() - written
 
-    def _compare(self, connection: Connection) -> tuple[Verdict, ...]:
+    def _compare(self, connection: Connection) -> tuple[TableComparison, ...]:
         began = time.monotonic()
         verdicts = tuple(compare(connection, self._place.lake, name) for name in shop.KEYS)
         self._measured.compare = time.monotonic() - began

@@ -30,7 +30,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TableComparison:
     """What came of comparing one table. Rows are named by their keys, a few of them."""
 
     name: str
@@ -55,7 +55,7 @@ class Verdict:
         return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) + f": {', '.join(self.keys)}"
 
 
-def compare(connection: Connection, lake: Path, name: str) -> Verdict:
+def compare(connection: Connection, lake: Path, name: str) -> TableComparison:
     """Compare one table of the shop. Nobody may be writing."""
     target = DeltaTable(lake / SCHEMA / name).to_pyarrow_table()
     columns = [
@@ -68,7 +68,7 @@ def compare(connection: Connection, lake: Path, name: str) -> Verdict:
     ]
     if columns != target.column_names:
         wrong = f"its columns are {', '.join(target.column_names)}, and not {', '.join(columns)}"
-        return Verdict(f"{SCHEMA}.{name}", 0, wrong=wrong)
+        return TableComparison(f"{SCHEMA}.{name}", 0, wrong=wrong)
     return judge(name, _source(connection, name, target.schema), target, KEYS[name])
 
 
@@ -86,17 +86,17 @@ def _source(connection: Connection, name: str, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-def judge(name: str, source: pa.Table, target: pa.Table, key: Sequence[str]) -> Verdict:
+def judge(name: str, source: pa.Table, target: pa.Table, key: Sequence[str]) -> TableComparison:
     """Compare two tables of the same columns."""
     qualified = f"{SCHEMA}.{name}"
     order = [(column, "ascending") for column in key]
     if source.num_rows == target.num_rows and source.sort_by(order).equals(target.sort_by(order)):
-        return Verdict(qualified, source.num_rows)
+        return TableComparison(qualified, source.num_rows)
     here, there = _rows(source), _rows(target)
     places = [source.column_names.index(column) for column in key]
     missing, extra = _by_key(here - there, places), _by_key(there - here, places)
     changed = missing.keys() & extra.keys()
-    return Verdict(
+    return TableComparison(
         qualified,
         source.num_rows,
         missing=sum(missing[each] for each in missing.keys() - changed),

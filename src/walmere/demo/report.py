@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from walmere.demo.compare import Verdict
+from walmere.demo.compare import TableComparison
 from walmere.demo.place import Place
-from walmere.demo.subscriber import Progress
+from walmere.demo.subscriber import RunReport
 
 
 @dataclass(slots=True)
@@ -47,9 +47,9 @@ class Report:
     """All of it."""
 
     place: Place
-    progress: Progress
+    progress: RunReport
     measured: Measured
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[TableComparison, ...]
 
     @property
     def equal(self) -> bool:

@@ -25,14 +25,14 @@ from walmere.errors import WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.subscription.state import Phase, TableState, from_json
 
-_PATIENCE: Final = 15.0
+_ENDING: Final = 15.0
 """Seconds to end in, when asked to."""
 _AFTERMATH: Final = 5.0
 """And for the JVM, after that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunReport:
     """What the subscription has said last."""
 
     time: float = 0.0
@@ -41,7 +41,7 @@ class Progress:
     changes: Mapping[str, int] | None = None
 
     @classmethod
-    def parse(cls, line: bytes) -> Progress:
+    def parse(cls, line: bytes) -> RunReport:
         """Read a line."""
         said: dict[str, Any] = json.loads(line)
         tables = tuple(from_json(each) for each in said["tables"])
@@ -78,7 +78,7 @@ class Progress:
         return self.copied and self.applied >= lsn and all(table.applied_lsn >= lsn for table in self.tables)
 
 
-class Subscriber:
+class MirrorProcess:
     """The child, from when the context is entered until it is left."""
 
     def __init__(self, config_file: Path, log: Path) -> None:
@@ -87,9 +87,9 @@ class Subscriber:
         self._process: subprocess.Popen[bytes]
         self._ending = False
         self.began = 0.0
-        self.progress = Progress()
+        self.progress = RunReport()
 
-    def __enter__(self) -> Subscriber:
+    def __enter__(self) -> MirrorProcess:
         self.began = time.time()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -107,7 +107,7 @@ class Subscriber:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.end()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE)
+            self._process.wait(_ENDING)
         if self._process.poll() is None or not self._group_ended():
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ class Subscriber:
         with lines:
             for line in lines:
                 if line.startswith(b"{"):  # the JVM has the same stdout, and may have something to say
-                    self.progress = Progress.parse(line)
+                    self.progress = RunReport.parse(line)
 
     def _group_ended(self) -> bool:
         deadline = time.monotonic() + _AFTERMATH

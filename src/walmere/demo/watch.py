@@ -10,7 +10,7 @@ from typing import Final
 from walmere.demo.display import Display, View
 from walmere.demo.lag import Lag
 from walmere.demo.report import Measured
-from walmere.demo.subscriber import Progress, Subscriber
+from walmere.demo.subscriber import MirrorProcess, RunReport
 from walmere.demo.workload import Writers
 from walmere.errors import WalmereError
 from walmere.lsn import Lsn
@@ -21,7 +21,7 @@ from walmere.subscription.state import Phase
 _TICK: Final = 0.1
 _WINDOW: Final = 5.0
 """Seconds that a rate on the display is about."""
-_PATIENCE: Final = 120.0
+_STUCK_AFTER: Final = 120.0
 """Seconds without any progress after which something must be wrong."""
 
 
@@ -29,7 +29,7 @@ class Watch:
     """Looks on until something has come to pass, and notes when."""
 
     def __init__(
-        self, subscriber: Subscriber, connection: Connection, display: Display, measured: Measured, began: float
+        self, subscriber: MirrorProcess, connection: Connection, display: Display, measured: Measured, began: float
     ) -> None:
         self.writers: Writers | None = None
         self._subscriber = subscriber
@@ -39,11 +39,11 @@ class Watch:
         self._began = began
         self._lag = Lag()
         self._rates: deque[tuple[float, int, int]] = deque()  # time, transactions, changes
-        self._seen = (Progress(), time.monotonic())
+        self._seen = (RunReport(), time.monotonic())
         self._ready: float | None = None
         self._finishing = False
 
-    def until(self, doing: str, happened: Callable[[Progress], bool]) -> None:
+    def until(self, doing: str, happened: Callable[[RunReport], bool]) -> None:
         """Watch until the subscription has come so far."""
         while not happened(self._look(doing)):
             time.sleep(_TICK)
@@ -60,7 +60,7 @@ class Watch:
         self._connection.execute("SELECT pg_catalog.pg_logical_emit_message(true, 'walmere demo', 'that was all')")
         return end
 
-    def _look(self, doing: str) -> Progress:
+    def _look(self, doing: str) -> RunReport:
         self._subscriber.check()
         if self.writers is not None:
             self.writers.check()
@@ -95,7 +95,7 @@ class Watch:
             self._measured.first_result = time.time() - self._subscriber.began  # now it is on the screen
         return progress
 
-    def _note(self, progress: Progress, lag: float) -> None:
+    def _note(self, progress: RunReport, lag: float) -> None:
         seen = self._measured
         if seen.spark_start is None and progress.started:
             seen.spark_start = progress.time - self._subscriber.began
@@ -107,9 +107,11 @@ class Watch:
             self._ready = self._ready or time.monotonic()
             seen.lags.append(lag)
 
-    def _stuck(self, doing: str, progress: Progress, now: float) -> None:
+    def _stuck(self, doing: str, progress: RunReport, now: float) -> None:
         before, since = self._seen
         if progress != before:
             self._seen = (progress, now)
-        elif now - since > _PATIENCE:
-            raise WalmereError(doing, f"nothing has moved for {_PATIENCE:.0f} s", "see run.log in the demo's directory")
+        elif now - since > _STUCK_AFTER:
+            raise WalmereError(
+                doing, f"nothing has moved for {_STUCK_AFTER:.0f} s", "see run.log in the demo's directory"
+            )

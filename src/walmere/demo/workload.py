@@ -22,7 +22,7 @@ from typing import Final
 from walmere.config import Source
 from walmere.demo.shop import Sizes
 from walmere.errors import WalmereError
-from walmere.publisher.connect import Connection, connect, speaking
+from walmere.publisher.connect import Connection, connect, translate_errors
 
 WRITERS: Final = 2
 RATE: Final = 125.0
@@ -31,7 +31,7 @@ _FRESH: Final = 10_000_000
 _SEED: Final = 18
 
 
-class Writer(threading.Thread):
+class LoadWriter(threading.Thread):
     """One connection."""
 
     def __init__(self, number: int, source: Source, sizes: Sizes, truncate_after: float, stopping: threading.Event):
@@ -66,7 +66,10 @@ class Writer(threading.Thread):
     def run(self) -> None:
         """Write until told to stop."""
         try:
-            with closing(connect(self._source, self.name)) as connection, speaking(self._source, "writing to the shop"):
+            with (
+                closing(connect(self._source, self.name)) as connection,
+                translate_errors(self._source, "writing to the shop"),
+            ):
                 connection.execute("SET search_path = public")
                 self._write(connection)
         except WalmereError as error:
@@ -205,7 +208,7 @@ class Writers:
 
     def __init__(self, source: Source, sizes: Sizes, truncate_after: float) -> None:
         self._stopping = threading.Event()
-        self._writers = [Writer(number, source, sizes, truncate_after, self._stopping) for number in range(WRITERS)]
+        self._writers = [LoadWriter(number, source, sizes, truncate_after, self._stopping) for number in range(WRITERS)]
 
     def __enter__(self) -> Writers:
         for writer in self._writers:

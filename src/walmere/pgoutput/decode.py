@@ -61,7 +61,7 @@ _U64: Final = struct.Struct("!Q")
 _I64: Final = struct.Struct("!q")
 
 
-class Reader:
+class ByteReader:
     """A position in bytes that moves only over what is really there."""
 
     __slots__ = ("data", "doing", "position")
@@ -140,7 +140,7 @@ class Reader:
             raise self.fail(f"{self.left} bytes are left over", self.position)
 
 
-def _tuple(r: Reader) -> Tuple:
+def _tuple(r: ByteReader) -> Tuple:
     at = r.position
     count = r.u16("the number of columns")
     if count > r.left:
@@ -148,7 +148,7 @@ def _tuple(r: Reader) -> Tuple:
     return tuple([_value(r) for _ in range(count)])
 
 
-def _value(r: Reader) -> Value:
+def _value(r: ByteReader) -> Value:
     at = r.position
     match r.u8("the kind of a value"):
         case 0x74:  # t
@@ -163,13 +163,13 @@ def _value(r: Reader) -> Value:
             raise r.fail(f"a value has the unknown kind 0x{other:02x}", at)
 
 
-def _new(r: Reader, at: int, letter: int) -> Tuple:
+def _new(r: ByteReader, at: int, letter: int) -> Tuple:
     if letter != 0x4E:  # N
         raise r.fail(f"0x{letter:02x} stands where the new tuple should begin", at)
     return _tuple(r)
 
 
-def _old(r: Reader, letter: int) -> tuple[Tuple | None, Tuple | None]:
+def _old(r: ByteReader, letter: int) -> tuple[Tuple | None, Tuple | None]:
     """The key tuple and the old tuple; at most one is there."""
     if letter == 0x4B:  # K
         return _tuple(r), None
@@ -178,19 +178,19 @@ def _old(r: Reader, letter: int) -> tuple[Tuple | None, Tuple | None]:
     return None, None
 
 
-def _begin(r: Reader, _: int | None) -> Message:
+def _begin(r: ByteReader, _: int | None) -> Message:
     return Begin(r.lsn("the final LSN"), r.time_us("the commit time"), r.u32("the xid"))
 
 
-def _commit(r: Reader, _: int | None) -> Message:
+def _commit(r: ByteReader, _: int | None) -> Message:
     return Commit(r.no_flags(), r.lsn("the commit LSN"), r.lsn("the end LSN"), r.time_us("the commit time"))
 
 
-def _origin(r: Reader, _: int | None) -> Message:
+def _origin(r: ByteReader, _: int | None) -> Message:
     return Origin(r.lsn("the origin's commit LSN"), r.string("the origin's name"))
 
 
-def _relation(r: Reader, xid: int | None) -> Message:
+def _relation(r: ByteReader, xid: int | None) -> Message:
     oid, namespace, name = r.u32("the relation's OID"), r.string("the namespace"), r.string("the relation's name")
     at = r.position
     letter = r.u8("the replica identity")
@@ -214,16 +214,16 @@ def _relation(r: Reader, xid: int | None) -> Message:
     return Relation(oid, namespace, name, identity, tuple(columns), xid)
 
 
-def _type(r: Reader, xid: int | None) -> Message:
+def _type(r: ByteReader, xid: int | None) -> Message:
     return Type(r.u32("the type's OID"), r.string("the namespace"), r.string("the type's name"), xid)
 
 
-def _insert(r: Reader, xid: int | None) -> Message:
+def _insert(r: ByteReader, xid: int | None) -> Message:
     relation, at = r.u32("the relation's OID"), r.position
     return Insert(relation, _new(r, at, r.u8("the new tuple")), xid)
 
 
-def _update(r: Reader, xid: int | None) -> Message:
+def _update(r: ByteReader, xid: int | None) -> Message:
     relation, at = r.u32("the relation's OID"), r.position
     letter = r.u8("a tuple")
     key, old = _old(r, letter)
@@ -233,7 +233,7 @@ def _update(r: Reader, xid: int | None) -> Message:
     return Update(relation, key, old, _new(r, at, letter), xid)
 
 
-def _delete(r: Reader, xid: int | None) -> Message:
+def _delete(r: ByteReader, xid: int | None) -> Message:
     relation, at = r.u32("the relation's OID"), r.position
     letter = r.u8("the old tuple")
     key, old = _old(r, letter)
@@ -242,7 +242,7 @@ def _delete(r: Reader, xid: int | None) -> Message:
     return Delete(relation, key, old, xid)
 
 
-def _truncate(r: Reader, xid: int | None) -> Message:
+def _truncate(r: ByteReader, xid: int | None) -> Message:
     at = r.position
     count, flags = r.u32("the number of relations"), r.u8("the flags")
     if count * 4 > r.left:
@@ -251,26 +251,26 @@ def _truncate(r: Reader, xid: int | None) -> Message:
     return Truncate(relations, bool(flags & 1), bool(flags & 2), xid)
 
 
-def _message(r: Reader, xid: int | None) -> Message:
+def _message(r: ByteReader, xid: int | None) -> Message:
     flags, lsn = r.u8("the flags"), r.lsn("the LSN")
     return LogicalMessage(bool(flags & 1), lsn, r.string("the prefix"), r.counted("the content"), xid)
 
 
-def _stream_start(r: Reader, _: int | None) -> Message:
+def _stream_start(r: ByteReader, _: int | None) -> Message:
     return StreamStart(r.u32("the xid"), r.u8("the first segment's mark") == 1)
 
 
-def _stream_stop(_r: Reader, _: int | None) -> Message:
+def _stream_stop(_r: ByteReader, _: int | None) -> Message:
     return StreamStop()
 
 
-def _stream_commit(r: Reader, _: int | None) -> Message:
+def _stream_commit(r: ByteReader, _: int | None) -> Message:
     return StreamCommit(
         r.u32("the xid"), r.no_flags(), r.lsn("the commit LSN"), r.lsn("the end LSN"), r.time_us("the commit time")
     )
 
 
-def _stream_abort(r: Reader, _: int | None) -> Message:
+def _stream_abort(r: ByteReader, _: int | None) -> Message:
     xid, subxid = r.u32("the xid"), r.u32("the subtransaction's xid")
     # The message does not say its version: the server adds these only when streaming = parallel was asked for.
     if not r.left:
@@ -278,31 +278,31 @@ def _stream_abort(r: Reader, _: int | None) -> Message:
     return StreamAbort(xid, subxid, r.lsn("the abort LSN"), r.time_us("the abort time"))
 
 
-def _prepared(r: Reader) -> tuple[Lsn, Lsn, int, int, str]:
+def _prepared(r: ByteReader) -> tuple[Lsn, Lsn, int, int, str]:
     """What the messages about a prepared transaction have in common."""
     lsn, end_lsn = r.lsn("the LSN"), r.lsn("the end LSN")
     return lsn, end_lsn, r.time_us("the time"), r.u32("the xid"), r.string("the gid")
 
 
-def _begin_prepare(r: Reader, _: int | None) -> Message:
+def _begin_prepare(r: ByteReader, _: int | None) -> Message:
     return BeginPrepare(*_prepared(r))
 
 
-def _prepare(r: Reader, _: int | None) -> Message:
+def _prepare(r: ByteReader, _: int | None) -> Message:
     return Prepare(r.no_flags(), *_prepared(r))
 
 
-def _commit_prepared(r: Reader, _: int | None) -> Message:
+def _commit_prepared(r: ByteReader, _: int | None) -> Message:
     return CommitPrepared(r.no_flags(), *_prepared(r))
 
 
-def _rollback_prepared(r: Reader, _: int | None) -> Message:
+def _rollback_prepared(r: ByteReader, _: int | None) -> Message:
     flags, prepared, end = r.no_flags(), r.lsn("the prepare's end LSN"), r.lsn("the rollback's end LSN")
     times = r.time_us("the prepare time"), r.time_us("the rollback time")
     return RollbackPrepared(flags, prepared, end, *times, r.u32("the xid"), r.string("the gid"))
 
 
-def _stream_prepare(r: Reader, _: int | None) -> Message:
+def _stream_prepare(r: ByteReader, _: int | None) -> Message:
     return StreamPrepare(r.no_flags(), *_prepared(r))
 
 
@@ -313,7 +313,7 @@ WITH_XID: Final = frozenset(
 
 _IN_STREAM: Final = WITH_XID | {Kind.ORIGIN, Kind.STREAM_STOP}
 
-_Decode = Callable[[Reader, int | None], Message]
+_Decode = Callable[[ByteReader, int | None], Message]
 _BY_KIND: Final[dict[Kind, _Decode]] = {
     Kind.BEGIN: _begin,
     Kind.COMMIT: _commit,
@@ -350,7 +350,7 @@ def decode(data: bytes | memoryview, *, streamed: bool = False) -> Message:
     if found is None:
         raise ProtocolError("decoding a message", f"its kind 0x{raw[0]:02x} is not known", _HINT, 0)
     read, with_xid, doing = found
-    reader = Reader(raw, doing)
+    reader = ByteReader(raw, doing)
     reader.position = 1
     message = read(reader, reader.u32("the xid") if streamed and with_xid else None)
     reader.end()

@@ -36,7 +36,7 @@ class PublishedTable:
     columns: tuple[str, ...]
     leaves: tuple[tuple[int, int], ...]  # of a partitioned table: who holds its rows, and since which transaction
     partial: bool  # `publish` leaves out updates, deletes or truncates
-    how: str  # it is published; another one if something was altered about that
+    publication_fingerprint: str  # changes when the publications publish the table in another way
     layout: Layout
     gathered: bool = False  # it is not published itself, but these leaves are, and are to be one table
     identity: TreeIdentity | None = None  # of a partitioned table; None: the stream says it
@@ -122,10 +122,10 @@ def published_tables(
             tuple(columns),
             tuple((leaf, links[leaf][1] if leaf in links else 0) for leaf in leaves),
             partial,
-            how,
+            publication_fingerprint,
             Layout(),
         )
-        for oid, schema, name, columns, leaves, partial, how, *_ in rows
+        for oid, schema, name, columns, leaves, partial, publication_fingerprint, *_ in rows
     ]
     by_ancestor = {oid for oid, *_, of_ancestor in rows if of_ancestor}
     changing = {oid for oid, *_, changes, _ in rows if changes}
@@ -141,7 +141,8 @@ def published_tables(
     return [
         replace(
             table,
-            how=table.how + (_ancestry(table.oid, links) if table.oid in by_ancestor else ""),
+            publication_fingerprint=table.publication_fingerprint
+            + (_ancestry(table.oid, links) if table.oid in by_ancestor else ""),
             layout=layouts.get(table.oid, Layout()),
             identity=identities.get(table.oid),
             xid=xid,
@@ -225,7 +226,7 @@ def _gathered(
             name=roots[first.oid][2],
             leaves=tuple(sorted((leaf.oid, links[leaf.oid][1] if leaf.oid in links else 0) for leaf in leaves)),
             partial=any(leaf.partial for leaf in leaves),
-            how=f"gathered: {'; '.join(sorted({leaf.how for leaf in leaves}))}",
+            publication_fingerprint=f"gathered: {'; '.join(sorted({leaf.publication_fingerprint for leaf in leaves}))}",
             gathered=True,
         )
     return sorted(found.values(), key=lambda table: (table.schema, table.name))

@@ -30,7 +30,7 @@ from walmere.errors import AccessRefused, NotConfigured, SourceError
 from walmere.publisher import check_slot, check_tables
 from walmere.publisher.capabilities import NEWEST_TESTED, OLDEST
 from walmere.publisher.check_slot import Subscriber
-from walmere.publisher.connect import Connection, capabilities, connect, describe, shown, speaking
+from walmere.publisher.connect import Connection, capabilities, connect, describe, shown, translate_errors
 from walmere.publisher.finding import (
     Check,
     Finding,
@@ -67,7 +67,7 @@ def _run(connection: Connection, source: Source, subscriber: Subscriber) -> Iter
     for one in _CHECKS:
         name = one.__name__
         try:
-            with speaking(source, name):
+            with translate_errors(source, name):
                 asked = one(connection, source, subscriber) if one is check_slot.slot else one(connection, source)
                 said = list(_told(asked))
         except SourceError as error:

@@ -72,7 +72,7 @@ _SECRET: Final = frozenset({"password", "sslpassword"})
 def connect(source: Source, application_name: str, *, replication: bool = False) -> WatchedConnection:
     """Open a connection: an ordinary one, or one for replication of a database."""
     more = {"replication": "database"} if replication else {}
-    with speaking(source, f"connecting to {describe(source)}"):
+    with translate_errors(source, f"connecting to {describe(source)}"):
         conninfo = conninfo_of(source, application_name, **more)
         connection = WatchedConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
         second = conninfo_of(source, f"{application_name} timeout")
@@ -206,7 +206,7 @@ def _parameters(source: Source) -> dict[str, Any]:
 
 
 @contextmanager
-def speaking(source: Source, doing: str) -> Iterator[None]:
+def translate_errors(source: Source, doing: str) -> Iterator[None]:
     """Turn what psycopg raises into our own errors, without any password."""
     try:
         yield

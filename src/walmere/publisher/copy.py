@@ -25,7 +25,7 @@ from psycopg.sql import Literal as SqlLiteral
 
 from walmere.config import Source
 from walmere.errors import SourceError, SourceUnavailable
-from walmere.publisher.connect import conninfo_of, describe, settings, speaking
+from walmere.publisher.connect import conninfo_of, describe, settings, translate_errors
 from walmere.publisher.silence import silence_of
 from walmere.publisher.snapshot import Snapshot, lock_timeout
 from walmere.publisher.table import Part
@@ -46,12 +46,12 @@ def copy_out(
 
     It ends with an error if the rows of `part` are no longer on the pages they were on when its ranges were made.
     """
-    with speaking(source, f"connecting to {describe(source)}"):
+    with translate_errors(source, f"connecting to {describe(source)}"):
         session = _Session(source, application_name)
     try:
         begin = SQL("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT {}")
         try:
-            with speaking(source, "importing the copy's snapshot"):
+            with translate_errors(source, "importing the copy's snapshot"):
                 session.execute(begin.format(SqlLiteral(snapshot.name)))
                 if snapshot.lock_timeout:
                     session.execute(lock_timeout(snapshot))
@@ -59,12 +59,12 @@ def copy_out(
             raise SourceUnavailable(error.doing, error.wrong) from None
         copying = _Copying(session, command)
         try:
-            with speaking(source, "copying from the source"):
+            with translate_errors(source, "copying from the source"):
                 yield from _whole_rows(copying.take)
         finally:
             copying.give_up()
         if part is not None:
-            with speaking(source, "looking where the rows lie"):
+            with translate_errors(source, "looking where the rows lie"):
                 _require_unmoved(session, part)
     finally:
         session.close()

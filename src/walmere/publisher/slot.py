@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Identifier
 from walmere.config import Source
 from walmere.errors import SlotLost, SlotUnsuitable
 from walmere.lsn import Lsn
-from walmere.publisher.connect import LOST, Connection, capabilities, speaking
+from walmere.publisher.connect import LOST, Connection, capabilities, translate_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def create(connection: Connection, source: Source) -> Lsn:
     else:
         tail = "NOEXPORT_SNAPSHOT"
     command = SQL("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput " + tail).format(Identifier(source.slot))
-    with speaking(source, f"creating replication slot {source.slot}"):
+    with translate_errors(source, f"creating replication slot {source.slot}"):
         row = connection.execute(command).fetchone()
         assert row is not None
         return Lsn.parse(row[1])
@@ -125,5 +125,5 @@ def create(connection: Connection, source: Source) -> Lsn:
 
 def drop(connection: Connection, source: Source) -> None:
     """DROP_REPLICATION_SLOT; waits for nobody: a slot in use is an error."""
-    with speaking(source, f"dropping replication slot {source.slot}"):
+    with translate_errors(source, f"dropping replication slot {source.slot}"):
         connection.execute(SQL("DROP_REPLICATION_SLOT {}").format(Identifier(source.slot)))

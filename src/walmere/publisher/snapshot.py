@@ -18,7 +18,7 @@ from psycopg.sql import Literal as SqlLiteral
 
 from walmere.config import Source
 from walmere.lsn import Lsn
-from walmere.publisher.connect import Connection, capabilities, connect, speaking
+from walmere.publisher.connect import Connection, capabilities, connect, translate_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def exported(source: Source, slot: str, opened: Callable[[Connection], None] = l
         able = capabilities(connection)
         tail = "(SNAPSHOT 'export')" if able.slot_options else "EXPORT_SNAPSHOT"
         command = SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput " + tail).format(Identifier(slot))
-        with speaking(source, f"creating temporary replication slot {slot}"):
+        with translate_errors(source, f"creating temporary replication slot {slot}"):
             row = connection.execute(command).fetchone()
             assert row is not None
         yield Snapshot(row[2], Lsn.parse(row[1]))
@@ -68,7 +68,7 @@ def imported(source: Source, application_name: str, snapshot: Snapshot) -> Itera
     """A connection inside a read-only transaction that sees the snapshot."""
     connection = connect(source, application_name)
     try:
-        with speaking(source, "importing the copy's snapshot"):
+        with translate_errors(source, "importing the copy's snapshot"):
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
             connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(SqlLiteral(snapshot.name)))
             if snapshot.lock_timeout:

@@ -23,7 +23,7 @@ from walmere.config import Source
 from walmere.errors import SourceUnavailable
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.replication import Keepalive, decode_frame, standby_status_update
-from walmere.publisher.connect import Connection, capabilities, error_of, speaking
+from walmere.publisher.connect import Connection, capabilities, error_of, translate_errors
 
 _KEEPALIVE_LENGTH: Final = 18  # of 'k'; XLogData is always longer
 _WORTH_A_LOOK: Final = 8192  # bytes; libpq reads about twice as many at once
@@ -58,7 +58,7 @@ class Stream:
         """How far the server has sent, as of its last keepalive: all before it has been read."""
         self.reply_requested = False
         command = self._command(start).as_string(connection)
-        with speaking(source, f"starting replication from slot {source.slot}"):
+        with translate_errors(source, f"starting replication from slot {source.slot}"):
             self._pgconn.send_query(command.encode())
             [result, *_] = connection.wait(generators.execute(self._pgconn))
             if result.status != pq.ExecStatus.COPY_BOTH:
@@ -110,7 +110,7 @@ class Stream:
                 else:
                     self._ended()
         except OperationalError as error:
-            with speaking(self._source, f"reading from replication slot {self._source.slot}"):
+            with translate_errors(self._source, f"reading from replication slot {self._source.slot}"):
                 raise error
         return total, False
 
@@ -124,7 +124,7 @@ class Stream:
         `reply` asks the server to answer at once. It never waits: what the socket does not take now is sent later.
         """
         message = standby_status_update(received, durable, applied, now_us=time.time_ns() // 1000, reply=reply)
-        with speaking(self._source, "sending feedback to the source"):
+        with translate_errors(self._source, "sending feedback to the source"):
             self._pgconn.put_copy_data(message)
             self._pgconn.flush()
         self.reply_requested = False
@@ -148,6 +148,6 @@ class Stream:
         doing = f"reading from replication slot {self._source.slot}"
         result = self._pgconn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            with speaking(self._source, doing):
+            with translate_errors(self._source, doing):
                 raise error_of(result)
         raise SourceUnavailable(doing, "the server ended the stream", "it is started again")

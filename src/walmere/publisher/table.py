@@ -11,7 +11,7 @@ from typing import Final
 
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
-from walmere.definition import Column
+from walmere.definition import PublishedColumn
 from walmere.errors import AccessRefused, NotMirrored, PublicationMissing, SourceUnavailable
 from walmere.pgoutput.messages import ReplicaIdentity
 from walmere.publisher.catalog import PublishedTable, published_tables
@@ -43,7 +43,7 @@ class Table:
     schema: str
     name: str
     replica_identity: ReplicaIdentity
-    columns: tuple[Column, ...]
+    columns: tuple[PublishedColumn, ...]
     published: PublishedTable  # what the publications say of it
     parts: tuple[Part, ...]
     natts: int  # columns that it ever had
@@ -89,7 +89,7 @@ def describe(connection: Connection, publications: tuple[str, ...], oid: int, ga
     return Table(oid, schema, name, ReplicaIdentity(identity), columns, published, parts, natts, row_filter)
 
 
-def columns_of(connection: Connection, oid: int, published: tuple[str, ...]) -> tuple[Column, ...]:
+def columns_of(connection: Connection, oid: int, published: tuple[str, ...]) -> tuple[PublishedColumn, ...]:
     """These columns of a relation. Locks nothing."""
     rows = connection.execute(
         # an index's INCLUDE columns stand behind its key
@@ -101,7 +101,7 @@ def columns_of(connection: Connection, oid: int, published: tuple[str, ...]) -> 
         " AND a.attname = ANY(%s) ORDER BY a.attnum",
         [oid, list(published)],
     )
-    return tuple(Column(*row) for row in rows)
+    return tuple(PublishedColumn(*row) for row in rows)
 
 
 def _require_every_row(connection: Connection, doing: str, oid: int) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 
 from walmere.config import Source
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher.connect import connect, translate_errors
 
 
 def writing(source: Source, application_name: str) -> list[str]:
     """Those that have an xid, also by a lock alone, and the prepared ones; the oldest first, in words."""
     with (
         closing(connect(source, application_name)) as connection,
-        speaking(source, "looking at open transactions"),
+        translate_errors(source, "looking at open transactions"),
     ):
         open_now = connection.execute(
             "SELECT pid, coalesce(usename, '?'), datname, date_trunc('second', xact_start)::text, state"

@@ -107,7 +107,7 @@ class StagedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class TableScan:
     """A table at one version, in pieces that tasks read side by side."""
 
     schema: pa.Schema
@@ -136,10 +136,10 @@ APPEND: Final = Mode.APPEND
 OVERWRITE: Final = Mode.OVERWRITE
 
 
-class Publisher(Protocol):
+class LedgerWriter(Protocol):
     """Tells readers which versions belong together. It lives as long as a run, and is the only one."""
 
-    def publish(self, point: Entry) -> None:
+    def append(self, point: Entry) -> None:
         """From now on this point is the newest. It is durable when this returns."""
 
 
@@ -170,7 +170,7 @@ class Sink(Protocol):
     def claim_points(self, subscription: str) -> None:
         """See that the points that were published under this name are the owner's. Raises OwnedByAnother."""
 
-    def published_elsewhere(self, subscription: str) -> Mapping[str, str]:
+    def tables_of_others(self, subscription: str) -> Mapping[str, str]:
         """The tables that the newest points of other subscriptions have, each with the subscription's name."""
 
     def standing(self, table: TableName) -> Standing | None:
@@ -227,16 +227,16 @@ class Sink(Protocol):
     def version(self, table: TableName) -> int:
         """The newest version of the table."""
 
-    def scan(self, table: TableName, version: int, at_least: int = 1) -> Scan:
+    def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:
         """All rows of a version, in at least so many pieces if they are large enough."""
 
     def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a piece, from within a task, with few of them in memory at a time; of these columns, or all."""
 
-    def published_points(self, subscription: str) -> Sequence[Entry]:
+    def points(self, subscription: str) -> Sequence[Entry]:
         """The points that a subscription has published, oldest first; none if they cannot be read."""
 
-    def publisher(self, subscription: str, points: Iterable[Entry]) -> Publisher:
+    def open_ledger(self, subscription: str, points: Iterable[Entry]) -> LedgerWriter:
         """Begin to publish the points of a subscription, with these in place of what was published before.
 
         If there are none, what was published before stays until there is one.

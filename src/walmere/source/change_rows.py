@@ -49,7 +49,7 @@ CHANGE: Final = (
 OF_CHANGE: Final = tuple(each.name for each in CHANGE)
 
 
-class Column(NamedTuple):
+class OutputColumn(NamedTuple):
     """A column of a definition."""
 
     name: str
@@ -141,7 +141,7 @@ def _whose(ref: BlockRef, batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-class Decoded:
+class DecodedRows:
     """Messages of one definition. A TRUNCATE has no place in `rows`."""
 
     def __init__(self, batch: pa.RecordBatch, relation: Relation, streamed: bool) -> None:

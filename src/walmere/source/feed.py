@@ -24,12 +24,12 @@ from pydantic import SecretStr, ValidationError
 
 from walmere import paths
 from walmere.changelog.manifest import NAME, Manifest, summarise
-from walmere.config import PREFIX, Config, Source, Subscription
-from walmere.definition import Column
+from walmere.config import PREFIX, Config, Source, SubscriptionSettings
+from walmere.definition import PublishedColumn
 from walmere.errors import ChangeLogInUse, ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.table import columns_of
 from walmere.storage import read_json, write_durably
 from walmere.subscription import receiver
@@ -40,18 +40,18 @@ _DOING: Final = "reading with format pgoutput"
 _POLL: Final = 0.1
 _ENDING: Final = 10.0
 """Seconds that a receiver has to end."""
-PATIENCE: Final = 60.0
-"""Seconds that a query waits at its start for a source, or for a slot that somebody else has."""
+SOURCE_WAIT: Final = 60.0
+"""A query waits this many seconds, at its start, for the source to answer or the slot to be free."""
 
 
 @dataclass(frozen=True, slots=True)
-class Publisher:
+class SourceServer:
     """What can be asked of the source. Its connection string is never shown."""
 
     source: Source
 
     @classmethod
-    def of(cls, dsn: str, publications: tuple[str, ...], slot: str) -> Publisher:
+    def of(cls, dsn: str, publications: tuple[str, ...], slot: str) -> SourceServer:
         """Check what was given. Raises ConfigError, which shows none of it."""
         password = os.environ.get(f"{PREFIX}SOURCE__PASSWORD")
         try:
@@ -69,11 +69,11 @@ class Publisher:
             wrong = str(first["msg"]).removeprefix("Value error, ")
             raise ConfigError(_DOING, f"option {first['loc'][0]}: {wrong}", "correct the option") from None
 
-    def columns(self, schema: str, name: str) -> tuple[Lsn, tuple[Column, ...]] | None:
+    def columns(self, schema: str, name: str) -> tuple[Lsn, tuple[PublishedColumn, ...]] | None:
         """The columns of a published table as they are now, and when now is; None if it is not published."""
         with (
             closing(connect(self.source, "walmere pgoutput")) as connection,
-            speaking(self.source, f"looking at table {schema}.{name}"),
+            translate_errors(self.source, f"looking at table {schema}.{name}"),
         ):
             now = catalog.insert_position(connection)
             catalog.require_publications(connection, self.source.publications)
@@ -86,7 +86,7 @@ class Publisher:
         """Types that are not built in."""
         with (
             closing(connect(self.source, "walmere pgoutput")) as connection,
-            speaking(self.source, "looking at types"),
+            translate_errors(self.source, "looking at types"),
         ):
             return catalog.types_of(connection, oids)
 
@@ -94,7 +94,7 @@ class Publisher:
         """Where the source is now."""
         with (
             closing(connect(self.source, "walmere pgoutput")) as connection,
-            speaking(self.source, "asking where the source is"),
+            translate_errors(self.source, "asking where the source is"),
         ):
             return catalog.insert_position(connection)
 
@@ -102,9 +102,9 @@ class Publisher:
 class Feed:
     """A receiver in a thread of this process."""
 
-    def __init__(self, publisher: Publisher, directory: Path, reader: str) -> None:
+    def __init__(self, publisher: SourceServer, directory: Path, reader: str) -> None:
         self._publisher = publisher
-        subscription = Subscription(name=publisher.source.slot, directory=directory, keep_seconds=0.0)
+        subscription = SubscriptionSettings(name=publisher.source.slot, directory=directory, keep_seconds=0.0)
         self._config = Config(source=publisher.source, subscription=subscription)
         self._stopping = threading.Event()
         self._caught_up = threading.Event()
@@ -143,13 +143,13 @@ class Feed:
         Raises what ended the receiver, or keeps it from receiving for long: later it goes on trying, but who waits here
         has nothing yet, and would not know why.
         """
-        patience = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + SOURCE_WAIT
         while not self._caught_up.wait(_POLL):
             self.check()
             trouble = self._receiver.trouble if self._receiver is not None else None
             if trouble is None:
-                patience = time.monotonic() + PATIENCE
-            elif time.monotonic() > patience:
+                deadline = time.monotonic() + SOURCE_WAIT
+            elif time.monotonic() > deadline:
                 self.stop()
                 raise trouble
 

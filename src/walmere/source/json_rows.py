@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from walmere.pgoutput.columns import KEY
 from walmere.pgoutput.messages import Relation
-from walmere.source.change_rows import CHANGE, OF_CHANGE, REJECTS, Decoded, Rejected, of_change
+from walmere.source.change_rows import CHANGE, OF_CHANGE, REJECTS, DecodedRows, Rejected, of_change
 from walmere.types import PgType
 from walmere.types.base import Codec, Mask, without
 from walmere.types.codec import codec
@@ -51,7 +51,7 @@ class JsonRows:
         fields = [SCHEMA.field(name) for name in self.wanted or SCHEMA.names]
         wanted = {each.name for each in fields}
         codecs = [codec(each.type_oid, each.type_modifier, self.types) for each in relation.columns]
-        made = _Objects(codecs, Decoded(messages, relation, streamed))
+        made = _Objects(codecs, DecodedRows(messages, relation, streamed))
         count = messages.num_rows
         arrays = {
             "_schema": pa.repeat(relation.namespace or "pg_catalog", count),
@@ -67,7 +67,7 @@ class JsonRows:
 class _Objects:
     """The objects of one batch."""
 
-    def __init__(self, codecs: Sequence[Codec], decoded: Decoded) -> None:
+    def __init__(self, codecs: Sequence[Codec], decoded: DecodedRows) -> None:
         self._codecs = codecs
         self._decoded = decoded
         self._rows = decoded.rows

@@ -24,7 +24,7 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SourceOptions:
     """What a query asked for."""
 
     directory: Path | None
@@ -40,7 +40,7 @@ class Options:
     available_now: bool = True  # the trigger may be AvailableNow: see `queries`
 
 
-def parse(given: Mapping[str, str]) -> Options:
+def parse(given: Mapping[str, str]) -> SourceOptions:
     """Check the options. Raises ConfigError."""
     known = {name.lower(): name for name in _NAMES}
     values = {known.get(name.lower(), ""): value for name, value in given.items()}
@@ -64,7 +64,7 @@ def parse(given: Mapping[str, str]) -> Options:
             "it is not said what to read",
             'option("directory", "…") of a subscription; or dsn, publications and slot, to receive by itself',
         )
-    made = Options(
+    made = SourceOptions(
         Path(directory).expanduser() if directory else None,
         _table(values["table"]) if "table" in values else None,
         _list(values.get("columns", "")),

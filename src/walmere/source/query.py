@@ -56,9 +56,9 @@ from walmere.errors import (
 from walmere.lsn import Lsn
 from walmere.pgoutput.messages import Relation
 from walmere.pgoutput.relation import RelationVersion
-from walmere.source.change_rows import Column, Format, ReadJob, removed
+from walmere.source.change_rows import Format, OutputColumn, ReadJob, removed
 from walmere.source.json_rows import JsonRows
-from walmere.source.options import EARLIEST, Options, parse
+from walmere.source.options import EARLIEST, SourceOptions, parse
 from walmere.source.table_rows import TableRows
 from walmere.storage import Lock
 from walmere.subscription.progress import SinkPositions
@@ -67,7 +67,7 @@ from walmere.types import PgType
 from walmere.types.codec import codec
 
 if TYPE_CHECKING:
-    from walmere.source.feed import Feed, Publisher
+    from walmere.source.feed import Feed, SourceServer
 
 _log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ TASK_BYTES: Final = (16 << 20, 64 << 20)
 _TASKS: Final = 4
 """If they are not too small then. How many cores there are, nobody tells a source."""
 _ALL: Final = 1 << 62
-_PATIENCE: Final = 10.0
-"""Seconds that a query waits for the end of one that had its reader before."""
+_READER_FREE: Final = 10.0
+"""Wait this many seconds for another query that has the reader's name to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,15 @@ class _Definition:
     """The columns of a table from an LSN on."""
 
     lsn: Lsn
-    columns: tuple[Column, ...]
+    columns: tuple[OutputColumn, ...]
 
     @classmethod
     def of(cls, version: RelationVersion) -> _Definition:
         return cls(version.lsn, _columns(version.relation))
 
 
-def _columns(relation: Relation) -> tuple[Column, ...]:
-    return tuple(Column(each.name, each.type_oid, each.type_modifier) for each in relation.columns)
+def _columns(relation: Relation) -> tuple[OutputColumn, ...]:
+    return tuple(OutputColumn(each.name, each.type_oid, each.type_modifier) for each in relation.columns)
 
 
 def schema_of(given: Mapping[str, str]) -> StructType:
@@ -213,7 +213,7 @@ def _end(planner: Planner, start: Lsn) -> Lsn:
 class _Log:
     """The change log that a query reads, and all that is known about its tables."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._publisher = self._asked(options)
         self.directory = options.directory or state_directory(options.slot)
@@ -221,17 +221,17 @@ class _Log:
         self._types: dict[int, PgType] = {}
 
     @staticmethod
-    def _asked(options: Options) -> Publisher | None:
+    def _asked(options: SourceOptions) -> SourceServer | None:
         """Who can be asked about the source. A process that only reads the log does without its driver."""
         if not options.dsn:
             return None
-        from walmere.source.feed import Publisher  # noqa: PLC0415
+        from walmere.source.feed import SourceServer  # noqa: PLC0415
 
-        return Publisher.of(options.dsn, options.publications, options.slot)
+        return SourceServer.of(options.dsn, options.publications, options.slot)
 
     def planner(self) -> Planner:
         """One to whom it is never late: it may not judge that a batch had better wait for more."""
-        return Planner(self.changelog, now=lambda: 0.0)
+        return Planner(self.changelog, wait_for_more=False)
 
     @property
     def _reader(self) -> str:
@@ -265,7 +265,7 @@ class _Log:
         if self.options.reader is None:
             return None
         place = self.directory / paths.POSITIONS / self._reader
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _READER_FREE
         while True:
             try:
                 lock = Lock(place)
@@ -347,7 +347,7 @@ class _Log:
                 )
         return rows
 
-    def _changed(self, rows: TableRows, columns: Sequence[Column]) -> list[str]:
+    def _changed(self, rows: TableRows, columns: Sequence[OutputColumn]) -> list[str]:
         """Which of the columns that the query has, or would have now, are others."""
         had = {name: each.arrow for name, each in rows.codecs.items()}
         has: dict[str, pa.DataType | None] = {}
@@ -436,7 +436,7 @@ class _Log:
                     " a partitioned table's changes are those of its partitions",
                 )
             now, columns = asked
-            return [_Definition(now, tuple(Column(each.name, each.type_oid, each.typmod) for each in columns))]
+            return [_Definition(now, tuple(OutputColumn(each.name, each.type_oid, each.typmod) for each in columns))]
         has = f"it has {', '.join(sorted(others)[:10])}{' …' if len(others) > 10 else ''}" if others else "it is empty"
         raise ConfigError(
             f"looking for table {schema}.{name} in {self.changelog}",
@@ -444,7 +444,7 @@ class _Log:
             "a table is there from its first change on; with options dsn and publications, from the beginning",
         )
 
-    def _learn(self, columns: Iterable[Column]) -> dict[int, PgType]:
+    def _learn(self, columns: Iterable[OutputColumn]) -> dict[int, PgType]:
         """The types of these columns that are not built in, and of all asked for before."""
         unknown = [each for each in columns if not self._knows(each)]
         if unknown:
@@ -462,7 +462,7 @@ class _Log:
             )
         return self._types
 
-    def _knows(self, column: Column) -> bool:
+    def _knows(self, column: OutputColumn) -> bool:
         try:
             codec(column.type_oid, column.typmod, self._types)
         except UnknownType:

@@ -19,7 +19,7 @@ from walmere.errors import CastError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.columns import UPDATE
 from walmere.pgoutput.messages import Relation
-from walmere.source.change_rows import CHANGE, OF_CHANGE, REJECTS, Column, Decoded, Rejected, of_change
+from walmere.source.change_rows import CHANGE, OF_CHANGE, REJECTS, DecodedRows, OutputColumn, Rejected, of_change
 from walmere.types import PgType
 from walmere.types.base import Cast, Codec, as_mask, without
 from walmere.types.codec import codec, is_toastable
@@ -29,7 +29,7 @@ from walmere.types.codec import codec, is_toastable
 class TableRows:
     """The rows of one table, with typed columns."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[OutputColumn, ...]
     types: Mapping[int, PgType]
     wanted: tuple[str, ...] = ()  # of the columns of `schema`; none: all
     since: Lsn = INVALID_LSN  # that they are these
@@ -54,7 +54,7 @@ class TableRows:
         """The rows of messages of one definition, perhaps an older one: its columns are found by their names."""
         schema = self.schema()
         fields = [schema.field(name) for name in self.wanted or schema.names]
-        made = _Typed(self.codecs, Decoded(messages, relation, streamed))
+        made = _Typed(self.codecs, DecodedRows(messages, relation, streamed))
         arrays = {
             each.name: of_change(each.name, messages) if each.name in OF_CHANGE else made.column(each)
             for each in fields
@@ -67,7 +67,7 @@ class TableRows:
 class _Typed:
     """The columns of one batch, as they are asked for."""
 
-    def __init__(self, codecs: Mapping[str, Codec], decoded: Decoded) -> None:
+    def __init__(self, codecs: Mapping[str, Codec], decoded: DecodedRows) -> None:
         self._codecs = codecs
         self._decoded = decoded
         self._rows = decoded.rows

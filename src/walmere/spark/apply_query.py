@@ -34,6 +34,7 @@ from walmere import paths
 from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.standing import Behind
 from walmere.apply.worker import Applied, apply_table, commit_staged
+from walmere.definition import MESSAGES_OID
 from walmere.errors import (
     ChangeLogDamaged,
     ChangeLogError,
@@ -45,7 +46,7 @@ from walmere.ledger.entry import Entry, now
 from walmere.ledger.file import Ledger
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.owner import Owner
-from walmere.sinks.base import Publisher, Sink, full_or
+from walmere.sinks.base import LedgerWriter, Sink, full_or
 from walmere.spark.failures import Failure, attempts, caught, from_spark, raise_first
 from walmere.spark.reference_source import SOURCE, ReferenceSource
 from walmere.storage import read_error, reserve_error
@@ -107,7 +108,7 @@ class Apply:
         self._tables = tables
         self._subscription = subscription
         self._ledger = Ledger(directory, sink.keep_seconds)
-        self._publisher: Publisher | None = None
+        self._lake_ledger: LedgerWriter | None = None
         self._positions = SinkPositions(directory)
         self._versions: dict[str, int] = {}  # not the ledger's: a batch may be in the tables and not in there
         self._furthest = INVALID_LSN  # that a table was found at when it was looked at
@@ -148,7 +149,7 @@ class Apply:
         try:
             entries = self._ledger.open()
         except ChangeLogDamaged as error:
-            entries = list(self._sink.published_points(self._subscription))
+            entries = list(self._sink.points(self._subscription))
             _log.warning("%s: %s; it has been made again from what the lake has published", error.doing, error.wrong)
             self._ledger.restart(entries)
         return entries[-1] if entries else None
@@ -164,7 +165,7 @@ class Apply:
                 changed |= self._ledger.take_out(name, MAX_LSN, version)
             self._versions.pop(name, None)
         if changed:
-            self._publisher = self._sink.publisher(self._subscription, self._ledger.entries())
+            self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.entries())
 
     def start(self) -> StreamingQuery:
         """Start the query; it goes on until stopped.
@@ -173,7 +174,7 @@ class Apply:
         checkpoint durably: one that a crash has damaged would only be in the way.
         """
         # not before: until now somebody else may have been running
-        self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
+        self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.open())
         self._error = None
         reserve_error(self._planner_error)
         try:
@@ -206,9 +207,9 @@ class Apply:
             if any((self._sink.applied(each.table) or INVALID_LSN) > lsn for each in following):
                 return  # a crash has left it in front
             versions = {each.name: self._sink.version(each.table) for each in following}
-            self._publisher = self._sink.publisher(self._subscription, self._ledger.open())
+            self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.open())
             # when the newest of their transactions committed nobody has told: by now at the latest
-            self._publisher.publish(self._ledger.append(Entry(lsn, now(), versions, now())))
+            self._lake_ledger.append(self._ledger.append(Entry(lsn, now(), versions, now())))
             self.applied = lsn
 
     def _keep_log(self, applied: Lsn) -> None:
@@ -290,7 +291,11 @@ class Apply:
         changed = [each for each in changed if each.oid not in passed_over]
         lost = self._take_versions([before[each.oid] for each in changed if each.follows], applied)
         changed += self._tables.change(
-            {oid: functools.partial(state.copy_again, error=error) for oid, error in lost.items() if oid}
+            {
+                oid: functools.partial(state.copy_again, error=error)
+                for oid, error in lost.items()
+                if oid != MESSAGES_OID
+            }
         )
         self._take_out((before[oid].name, Behind(error, None)) for oid, error in lost.items())
         for each in changed:
@@ -301,8 +306,8 @@ class Apply:
         if max([self._furthest, *(each.applied_lsn for each in moved)]) <= batch.end_lsn:
             versions = {each.name: self._versions[each.name] for each in moved}
             entry = self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions, self._began))
-            if self._publisher is not None:
-                self._publisher.publish(entry)
+            if self._lake_ledger is not None:
+                self._lake_ledger.append(entry)
         self._keep_log(batch.end_lsn)
         self.applied = batch.end_lsn
         self._on_batch(applied, batch.end_lsn)

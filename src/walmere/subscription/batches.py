@@ -76,12 +76,12 @@ class Batches:
         end_lsn = Lsn.parse(end["lsn"])
         tables = Tables(self._directory)
         behind, begins = [each for each in tables if each.follows], self._log_start()
-        not_in_log = [each.oid for each in behind if each.oid and each.applied_lsn < begins]
+        not_in_log = [each.oid for each in behind if not each.of_messages and each.applied_lsn < begins]
         following = [each for each in behind if each.oid not in not_in_log]
         owners = {relation: each.oid for each in following for relation in each.relations}
         positions = {
             # a new table of messages begins where the log does, and that may have moved on
-            relation: each.applied_lsn if relation else max(each.applied_lsn, begins)
+            relation: max(each.applied_lsn, begins) if each.of_messages else each.applied_lsn
             for each in following
             for relation in each.relations
         }
@@ -99,7 +99,7 @@ class Batches:
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
             divided = divide(refs, self._parallelism, LEAST_BYTES) if whole else [refs]
-            vacuum, alone = self._time_to_vacuum(oid), len(divided) == 1
+            vacuum, commits = self._time_to_vacuum(oid), len(divided) == 1
             for some in divided:
                 blocks = Blocks(self._log, some, versions, gathered)
                 job = ApplyJob(
@@ -112,7 +112,7 @@ class Batches:
                     partial,
                     vacuum,
                     identity,
-                    alone,
+                    commits,
                     known.version,
                     known.version_lsn,
                 )

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.config import Source
-from walmere.definition import Definition, Layout, Shape
+from walmere.definition import MESSAGES_OID, Definition, Layout, Shape
 from walmere.errors import ConfigError, SourceError
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.publisher import catalog
 from walmere.publisher.catalog import PublishedTable, may_have_come_with_rows
-from walmere.publisher.connect import Connection, connect, speaking
+from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.table import columns_of
 from walmere.subscription import state
 from walmere.subscription.state import TableState
@@ -56,14 +56,14 @@ class Discovery:
         """Take in what the publications publish now, and what was altered about their tables."""
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
-            speaking(self._source, "reading catalogs"),
+            translate_errors(self._source, "reading catalogs"),
         ):
             catalog.set_timeouts(connection)
             catalog.require_publications(connection, self._source.publications)
             published = catalog.published_tables(connection, self._source.publications, self._gather)
             now = {each.oid: each for each in published}
             changes: dict[int, Callable[[TableState], TableState]] = {}
-            for known in [each for each in self._tables if each.published and each.oid]:
+            for known in [each for each in self._tables if each.published and not each.of_messages]:
                 its = now.get(known.oid)
                 if its is None or known.table != (its.schema, its.name):
                     changes[known.oid] = state.unpublished
@@ -75,7 +75,7 @@ class Discovery:
         if changes:
             self._tables.change(changes)
         self._altered = {oid: each for oid, each in self._altered.items() if oid in now and oid not in changes}
-        messages = self._tables.get(0)
+        messages = self._tables.get(MESSAGES_OID)
         if messages is not None and messages.table in {(its.schema, its.name) for its in published}:
             raise ConfigError(
                 "looking at the publications", f"target.messages is {messages.name}, a table of the source"
@@ -118,7 +118,7 @@ class Discovery:
             return functools.partial(_await, shape) if known.applied_lsn >= noticed.lsn else None
         # asked after the catalogs were, so that the ALTER which they show is before it
         self._altered[known.oid] = _Altered(shape, catalog.insert_position(connection))
-        with suppress(SourceError), speaking(self._source, "moving the stream on"):  # not possible on a standby
+        with suppress(SourceError), translate_errors(self._source, "moving the stream on"):  # not possible on a standby
             catalog.emit_message(connection, HEARTBEAT)
             catalog.push_wal(connection)
         return None
@@ -150,7 +150,7 @@ def _after_a_look(
     now = its.layout
     come = set(its.leaves) - set(had.leaves)
     if (
-        had.how != its.how
+        had.publication_fingerprint != its.publication_fingerprint
         or not set(had.leaves) <= set(its.leaves)
         or (come and had.gathered)  # what its stream had meanwhile may have been passed over
         or any(may_have_come_with_rows(connection, leaf) for leaf, _ in come)
@@ -169,7 +169,11 @@ def _after_a_look(
 def _is_altered(had: Definition, its: PublishedTable) -> bool:
     """Whether something was altered that may let a table be applied which was set aside. New rows are no such thing."""
     old, new = had.layout, its.layout
-    return (had.how, had.leaves, had.identity) != (its.how, its.leaves, identity_of(its)) or (
+    return (had.publication_fingerprint, had.leaves, had.identity) != (
+        its.publication_fingerprint,
+        its.leaves,
+        identity_of(its),
+    ) or (
         (old.shape, old.attnums, old.versions, old.replica_identity)
         != (new.shape, new.attnums, new.versions, new.replica_identity)
     )

@@ -22,7 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from walmere.definition import Column, Definition
+from walmere.definition import Definition, PublishedColumn
 from walmere.types import PgType
 from walmere.types.codec import codec
 
@@ -46,7 +46,7 @@ def in_place(
 
     `missing`: by attnum, what rows have in a column that was added after them.
     """
-    if new.layout.filenodes != old.layout.filenodes or new.how != old.how:
+    if new.layout.filenodes != old.layout.filenodes or new.publication_fingerprint != old.publication_fingerprint:
         return None
     before = {column.attnum: column for column in old.columns}
     fields: list[tuple[str, pa.DataType]] = []
@@ -71,7 +71,7 @@ def in_place(
     return Evolution(pa.schema(fields), tuple(values))
 
 
-def _same_values(old: Column, new: Column, held: pa.DataType, wanted: pa.DataType) -> bool:
+def _same_values(old: PublishedColumn, new: PublishedColumn, held: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether what the target holds of a column are its values still, at most in a wider decimal."""
     if old.type_oid != new.type_oid and not {old.type_oid, new.type_oid} <= _ALIKE:
         return False

@@ -19,7 +19,7 @@ from walmere.changelog.assembly import HEARTBEAT
 from walmere.config import Source
 from walmere.errors import PublicationMissing, WalmereError
 from walmere.publisher import catalog
-from walmere.publisher.connect import speaking
+from walmere.publisher.connect import translate_errors
 from walmere.publisher.silence import WatchedConnection
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Heartbeat:
         self._thread.join(0.1)
         if self._thread.is_alive():
             self._connection.end_within(1.0)
-            with suppress(WalmereError), speaking(self._source, "cancelling"):  # the server may be gone
+            with suppress(WalmereError), translate_errors(self._source, "cancelling"):  # the server may be gone
                 self._connection.cancel_safe(timeout=1.0)
             self._thread.join(5.0)
 
@@ -69,10 +69,10 @@ class Heartbeat:
         writable = True
         while not self._stopping.wait(min(interval / 4, LOOK)):
             try:
-                with speaking(self._source, "looking after the publications"):
+                with translate_errors(self._source, "looking after the publications"):
                     catalog.require_publications(self._connection, self._source.publications)
                 if writable and time.monotonic() - self._heard >= interval:
-                    with speaking(self._source, "writing a heartbeat message"):
+                    with translate_errors(self._source, "writing a heartbeat message"):
                         catalog.emit_message(self._connection, HEARTBEAT)
             except PublicationMissing as error:
                 self._failure = error

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from walmere import paths
 from walmere.changelog import manifest
 from walmere.config import Config
+from walmere.definition import MESSAGES_OID
 from walmere.errors import (
     ChangeLogInUse,
     NotMirrored,
@@ -322,7 +323,7 @@ class Launcher:
         """Refuse tables of another owner."""
         owner, published = ownership.find(self._config)
         if (messages := self._messages()) is not None:
-            published = [*published, TableState(messages, 0)]
+            published = [*published, TableState(messages, MESSAGES_OID)]
         self._sync.use(self.apply.claim(owner, published, take_over=self._take_over))
         self._claimed = True
 

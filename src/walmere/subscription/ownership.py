@@ -15,7 +15,7 @@ from walmere.errors import SourceUnavailable
 from walmere.names import TableName
 from walmere.owner import Owner
 from walmere.publisher import catalog
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import identify_system
 from walmere.subscription.state import TableState
@@ -42,7 +42,7 @@ def _ask(config: Config) -> tuple[str, int, Sequence[TableState]]:
     with (
         closing(connect(source, "walmere launcher", replication=True)) as replication,
         closing(connect(source, "walmere launcher")) as connection,
-        speaking(source, "reading catalogs"),
+        translate_errors(source, "reading catalogs"),
     ):
         system = identify_system(replication)
         catalog.require_publications(connection, source.publications)

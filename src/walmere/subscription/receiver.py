@@ -47,7 +47,7 @@ from walmere.errors import (
 )
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, column_lists, slot
-from walmere.publisher.connect import MISSING, connect, speaking
+from walmere.publisher.connect import MISSING, connect, translate_errors
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import Stream, System, identify_system
 from walmere.storage import Lock
@@ -72,7 +72,7 @@ _CANCELLING: Final = 2.0
 
 
 @dataclass(slots=True)
-class Progress:
+class ReceiverProgress:
     """Where the receiver is. Written to `receiver.json` for `walmere status`; the log itself is the truth."""
 
     received: Lsn = INVALID_LSN
@@ -90,7 +90,7 @@ class Receiver:
         self._positions = SinkPositions(config.subscription.directory)
         self._session: _Session | None = None
         self._tidied = -math.inf  # so that also one who only ever receives `--once` keeps no more than is wanted
-        self.progress = Progress()
+        self.progress = ReceiverProgress()
         self.trouble: WalmereError | None = None  # that it tries to get over
 
     def stop(self) -> None:
@@ -220,7 +220,7 @@ class Receiver:
         received = max(assembly.position, stream.keepalive_lsn, durable)
         applied = self._positions.applied() or INVALID_LSN
         stream.confirm(received, durable, applied, reply=reply)
-        self.progress = Progress(received, durable, applied)
+        self.progress = ReceiverProgress(received, durable, applied)
         self._publish()
 
     def _publish(self) -> None:
@@ -285,7 +285,7 @@ class _Session:
         """Make slot and log if they are new; else see that they fit. Returns what the slot has confirmed."""
         source = self._config.source
         header = header_of(directory)
-        with speaking(source, "preparing to receive"):
+        with translate_errors(source, "preparing to receive"):
             system = identify_system(self._replication)
             if header is not None:
                 _same_system(header, system, self._config)
@@ -301,7 +301,7 @@ class _Session:
             confirmed = found.confirmed_lsn or INVALID_LSN
         if header is None:
             try:
-                with speaking(source, "preparing to receive"):
+                with translate_errors(source, "preparing to receive"):
                     oid = database_oid(self._sql)
                 create(directory, Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid))
             except BaseException:
@@ -320,7 +320,7 @@ class _Session:
                 f"slot {name} has moved on to {confirmed}, the change log ends at {durable}: there is a gap",
                 anew,
             )
-        with speaking(self._config.source, doing):
+        with translate_errors(self._config.source, doing):
             position = catalog.wal_position(self._sql)
         if position < durable:
             raise ChangeLogMismatch(
@@ -335,7 +335,7 @@ class _Session:
         source = self._config.source
         self.stream = Stream(source, self._replication, position)
         # Until here another could have moved the slot on, and the server would begin there without a word
-        with speaking(source, "preparing to receive"):
+        with translate_errors(source, "preparing to receive"):
             found = slot.read(self._sql, source.slot)
         if found is not None and found.confirmed_lsn is not None:
             self.fits(durable, found.confirmed_lsn)
@@ -347,12 +347,12 @@ class _Session:
         if not hasattr(self, "stream"):
             for connection in (self._replication, self._sql):
                 connection.end_within(_CANCELLING)
-            with suppress(SourceError), speaking(self._config.source, "cancelling"):
+            with suppress(SourceError), translate_errors(self._config.source, "cancelling"):
                 self._replication.cancel_safe(timeout=_CANCELLING)
 
     def hurry(self) -> None:
         """Somebody waits for an LSN."""
-        with speaking(self._config.source, "asking the source to flush its WAL"):
+        with translate_errors(self._config.source, "asking the source to flush its WAL"):
             catalog.push_wal(self._sql)
 
     def close(self) -> None:

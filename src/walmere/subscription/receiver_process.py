@@ -42,7 +42,7 @@ TRIES: Final = 5
 _BACKOFF: Final = (0.5, 30.0)
 _STEADY: Final = 60.0
 """Seconds after which a receiver that ended was not started in vain."""
-_PATIENCE: Final = 5.0
+_KILL_AFTER: Final = 5.0
 """Seconds that it has to end; then it is killed, which loses nothing."""
 _POLL: Final = 0.05
 _WARNING: Final = re.compile(rb"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$", re.MULTILINE)
@@ -88,7 +88,7 @@ class ReceiverProcess:
         if receiver == holder and not _is_alive(launcher):  # who has the lock cannot be another with its number
             with suppress(ProcessLookupError):
                 os.kill(receiver, signal.SIGTERM)
-            deadline = time.monotonic() + _PATIENCE
+            deadline = time.monotonic() + _KILL_AFTER
             while Lock.holder(self._changelog) == receiver:
                 if time.monotonic() > deadline:
                     with suppress(ProcessLookupError):
@@ -101,7 +101,7 @@ class ReceiverProcess:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE)
+            self._process.wait(_KILL_AFTER)
         self.kill()
         self._process.wait()
         self._repeat_warnings()

@@ -24,7 +24,7 @@ _POLL: Final = 0.1
 
 def find(tables: Tables, names: Sequence[str], doing: str = "looking for the tables to copy again") -> list[TableName]:
     """The tables that these names mean, each with its schema, or without if that is enough. Raises ConfigError."""
-    published = {each.name: each.table for each in tables if each.published and each.oid}
+    published = {each.name: each.table for each in tables if each.published and not each.of_messages}
     found: list[TableName] = []
     for name in names:
         matches = [table for text, table in published.items() if name in (text, table.name)]
@@ -49,7 +49,7 @@ def take(directory: Path, tables: Tables) -> set[int]:
     for file in sorted((directory / paths.RESYNC).glob("*.json")):
         way_out = "delete it, and ask again with `walmere resync`"
         wanted = read_json(file, lambda content: {TableName(*each) for each in content}, way_out)
-        oids = {each.oid for each in tables if each.published and each.oid and each.table in wanted}
+        oids = {each.oid for each in tables if each.published and not each.of_messages and each.table in wanted}
         tables.change(dict.fromkeys(oids, state.copy_again))
         taken |= oids
         file.unlink()

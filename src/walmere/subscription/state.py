@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from walmere.definition import Column, Definition, Layout, Shape
+from walmere.definition import MESSAGES_OID, Definition, Layout, PublishedColumn, Shape
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
@@ -86,6 +86,11 @@ class TableState:
     def name(self) -> str:
         """For people."""
         return str(self.table)
+
+    @property
+    def of_messages(self) -> bool:
+        """Whether it is the table of logical messages, which no relation of the source stands behind."""
+        return self.oid == MESSAGES_OID
 
     @property
     def copying(self) -> bool:
@@ -261,10 +266,10 @@ def from_json(content: Mapping[str, Any]) -> TableState:
         identity = stored.get("identity")
         numbers, rewrites = stored["layout"][:5], stored["layout"][5:]  # an earlier version has fewer
         definition = Definition(
-            tuple(Column(**each) for each in stored["columns"]),
+            tuple(PublishedColumn(**each) for each in stored["columns"]),
             stored["natts"],
             Layout(*numbers, *(tuple(map(tuple, each)) for each in rewrites)),
-            stored["how"],
+            stored["publication_fingerprint"],
             tuple((leaf, since) for leaf, since in stored["leaves"]),
             stored["partial"],
             stored["gathered"],

@@ -23,7 +23,7 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.publisher import catalog, slot
 from walmere.publisher.catalog import PublishedTable
-from walmere.publisher.connect import Connection, connect, speaking
+from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.slot import Slot
 from walmere.storage import Lock
 from walmere.subscription.lag import Missing, oldest_missing
@@ -92,7 +92,7 @@ def _ask(config: Config) -> _Source:
     try:
         with (
             closing(connect(config.source, "walmere status")) as connection,
-            speaking(config.source, "reading the source"),
+            translate_errors(config.source, "reading the source"),
         ):
             catalog.set_timeouts(connection)
             found.wal = catalog.wal_position(connection)

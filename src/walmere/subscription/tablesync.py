@@ -29,12 +29,12 @@ import pyarrow as pa
 from walmere.apply.messages import MESSAGES
 from walmere.apply.rejects import Rejects
 from walmere.config import Source
-from walmere.definition import Definition
+from walmere.definition import MESSAGES_OID, Definition
 from walmere.errors import ConfigError, PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.publisher import catalog, copy, snapshot, table
-from walmere.publisher.connect import Connection, connect, speaking
+from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.stream import identify_system
 from walmere.publisher.table import Range, Table
@@ -48,7 +48,7 @@ from walmere.types import PgType, copytext
 from walmere.types.base import Codec
 from walmere.types.codec import codec
 
-_PATIENCE: Final = 5.0
+_CANCEL_TIMEOUT: Final = 5.0
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -175,7 +175,7 @@ class TableSync:
         self._stopping.set()
         for connection in list(self._making_slots):
             with suppress(Exception):  # it is gone already
-                connection.cancel_safe(timeout=_PATIENCE)
+                connection.cancel_safe(timeout=_CANCEL_TIMEOUT)
         self._tasks.cancel()
 
     def require_no_table(self, name: TableName | None) -> None:
@@ -184,7 +184,7 @@ class TableSync:
             return
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
-            speaking(self._source, "reading catalogs"),
+            translate_errors(self._source, "reading catalogs"),
         ):
             catalog.set_timeouts(connection)
             published = catalog.published_tables(connection, self._source.publications, self._gather)
@@ -197,16 +197,16 @@ class TableSync:
 
     def follow_messages(self, name: TableName | None, start_lsn: Lsn) -> None:
         """Have a table of logical messages, from here on if it is new; or have it no longer."""
-        known = self._tables.get(0)
-        if any(each.table == name and each.oid for each in self._tables):
+        known = self._tables.get(MESSAGES_OID)
+        if any(each.table == name and not each.of_messages for each in self._tables):
             raise ConfigError(
                 "making a table of logical messages", f"{name} is a table of the source", "choose another"
             )
         if known is not None and known.table != name:
-            self._tables.change({0: state.unpublished})
+            self._tables.change({MESSAGES_OID: state.unpublished})
         if name is not None and (known is None or known.table != name):
             self._sink.create(name, MESSAGES)
-            self._tables.put(TableState(name, 0, Phase.READY, start_lsn, start_lsn))
+            self._tables.put(TableState(name, MESSAGES_OID, Phase.READY, start_lsn, start_lsn))
 
     def copy(self, oid: int) -> None:
         """Copy one table. Its state says what came of it: finished copy, or init with the error that was met.
@@ -258,7 +258,7 @@ class TableSync:
             return
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
-            speaking(self._source, f"looking at {known.name}"),
+            translate_errors(self._source, f"looking at {known.name}"),
         ):
             catalog.set_timeouts(connection)
             missing = table.missing_values(connection, oid)  # before the filenodes: a rewrite in between is noticed
@@ -281,7 +281,10 @@ class TableSync:
         self.read_rows.discard(known.oid)
         with self._exported(slot) as made:
             self._start(known, made.lsn)
-            with snapshot.imported(source, slot, made) as connection, speaking(source, f"looking at {known.name}"):
+            with (
+                snapshot.imported(source, slot, made) as connection,
+                translate_errors(source, f"looking at {known.name}"),
+            ):
                 catalog.set_timeouts(connection)
                 described, types = look(connection, source, known.oid, self._gather)
             if (described.schema, described.name) != known.table:
@@ -347,7 +350,7 @@ class TableSync:
             described.columns,
             described.natts,
             its.layout,
-            its.how,
+            its.publication_fingerprint,
             its.leaves,
             partial,
             its.gathered,

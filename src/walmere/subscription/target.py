@@ -59,7 +59,7 @@ def claim(sink: Sink, subscription: str, tables: Tables, published: Sequence[Tab
                 continue
             if standing.owner is None and standing.lsn is not None and not each.phase.copied:
                 # of an earlier version of Walmere, which wrote no owners
-                elsewhere = sink.published_elsewhere(subscription) if elsewhere is None else elsewhere
+                elsewhere = sink.tables_of_others(subscription) if elsewhere is None else elsewhere
                 if (other := elsewhere.get(each.name)) is not None:
                     what = f"the table {each.name} of the target"
                     refused[each.table] = owned_by_another(
@@ -81,7 +81,9 @@ def claim(sink: Sink, subscription: str, tables: Tables, published: Sequence[Tab
     for each in wanted:
         if each.table in taken or Rejects.table(each.table) in taken:
             _log.warning("table %s was taken over from another owner, and is copied anew", each.name)
-    tables.change({each.oid: state.copy_again for each in known.values() if each.oid and each.table in taken})
+    tables.change(
+        {each.oid: state.copy_again for each in known.values() if not each.of_messages and each.table in taken}
+    )
 
 
 def _claim(sink: Sink, table: TableName) -> bool:
@@ -152,11 +154,11 @@ def move_back(
     changes: dict[int, Callable[[TableState], TableState]] = {}
     for known, found in behind:
         start = found.apply_from
-        if known.oid == 0 and found.found is None:  # somebody took the table of messages away: it begins anew
-            changes[0] = _went_back(known.applied_lsn, found, f"{found.why}; it goes on with new messages")
-        elif known.oid == 0:  # there is nothing to copy it from
+        if known.of_messages and found.found is None:  # it was deleted: it is created again
+            changes[known.oid] = _went_back(known.applied_lsn, found, f"{found.why}; it goes on with new messages")
+        elif known.of_messages:  # there is nothing to copy it from
             begin = max(start or INVALID_LSN, log_start)
-            changes[0] = _went_back(begin, found, f"{found.why}; it is applied again from {begin}")
+            changes[known.oid] = _went_back(begin, found, f"{found.why}; it is applied again from {begin}")
         elif start is not None and start >= log_start and _same_columns(known, found, tables, sink):
             changes[known.oid] = _went_back(start, found, f"{found.why}; it is applied again from {start}")
         else:

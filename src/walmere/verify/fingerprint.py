@@ -40,7 +40,7 @@ def buckets_for(rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """How the rows of a table are hashed: the same on both sides."""
 
     schema: pa.Schema
@@ -96,7 +96,7 @@ def nothing(buckets: int) -> Fingerprint:
     return Fingerprint(np.zeros(buckets, np.int64), np.zeros(buckets, np.uint64), np.zeros(buckets, np.uint64))
 
 
-def fingerprint(layout: Layout, batches: Iterable[pa.RecordBatch], where: str = "true") -> Fingerprint:
+def fingerprint(layout: RowLayout, batches: Iterable[pa.RecordBatch], where: str = "true") -> Fingerprint:
     """Of all these rows."""
     found = query(
         layout,
@@ -113,7 +113,7 @@ def fingerprint(layout: Layout, batches: Iterable[pa.RecordBatch], where: str = 
 
 
 def rows_of(
-    layout: Layout,
+    layout: RowLayout,
     batches: Iterable[pa.RecordBatch],
     side: int,
     differing: NDArray[np.intp],
@@ -141,7 +141,7 @@ def rows_of(
     yield from found.to_arrow_reader(10_000)
 
 
-def query(layout: Layout, batches: Iterable[pa.RecordBatch], hashed: str, sql: str, **tables: pa.Table) -> Any:
+def query(layout: RowLayout, batches: Iterable[pa.RecordBatch], hashed: str, sql: str, **tables: pa.Table) -> Any:
     """Run DuckDB's SQL over `hashed`, which is made of `rows`: one pass, with one batch in memory at a time."""
     connection = duckdb.connect(config={"threads": 1})
     floats = [place for place, field in enumerate(layout.schema) if pa.types.is_floating(field.type)]

@@ -29,7 +29,7 @@ from walmere.config import Source
 from walmere.errors import ChangeLogInUse, SourceError
 from walmere.lsn import Lsn
 from walmere.publisher import catalog
-from walmere.publisher.connect import connect, speaking
+from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.snapshot import Snapshot
 from walmere.storage import Lock
 
@@ -67,7 +67,7 @@ def snapshot_beside_open_transactions(
     `receive` brings the log to an LSN, if nobody else does. Raises TimeoutError if the log does not come so far.
     """
     with closing(connect(source, application_name)) as session:
-        with speaking(source, "taking a snapshot"):
+        with translate_errors(source, "taking a snapshot"):
             [(flushed,)] = session.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchall()
             time.sleep(_BEFORE)
             session.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
@@ -112,7 +112,7 @@ def _move_on(source: Source, application_name: str) -> None:
     with (
         suppress(SourceError),
         closing(connect(source, application_name)) as connection,
-        speaking(source, "writing a logical message"),
+        translate_errors(source, "writing a logical message"),
     ):
         catalog.emit_message(connection, HEARTBEAT)
         catalog.push_wal(connection)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from walmere.apply.rejects import Rejects
 from walmere.sinks.base import Sink
 from walmere.subscription.tablesync import CopyTask, copied_rows
-from walmere.verify.fingerprint import Fingerprint, Layout, fingerprint, nothing, rows_of
+from walmere.verify.fingerprint import Fingerprint, RowLayout, fingerprint, nothing, rows_of
 from walmere.verify.point import APPLICATION
 from walmere.verify.rows import SOURCE, TARGET
 
@@ -41,7 +41,7 @@ class SourcePiece:
     """Rows of the source."""
 
     task: CopyTask
-    layout: Layout
+    layout: RowLayout
     where: str | None = None  # in PostgreSQL's SQL
 
     def count(self) -> Counted:
@@ -69,7 +69,7 @@ class TargetPiece:
 
     sink: Sink
     piece: Any
-    layout: Layout
+    layout: RowLayout
     where: str = "true"  # in DuckDB's SQL
 
     def count(self) -> Counted:

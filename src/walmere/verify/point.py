@@ -36,7 +36,7 @@ from walmere.ledger.entry import Entry
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.publisher import catalog, snapshot, transactions
-from walmere.publisher.connect import Connection, connect, speaking
+from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.snapshot import Snapshot
 from walmere.storage import Lock
 from walmere.subscription.cuts import Cut
@@ -55,7 +55,7 @@ _DOING: Final = "looking for a point to compare at"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ConsistentPoint:
     """Where to compare."""
 
     snapshot: Snapshot
@@ -75,7 +75,7 @@ def consistent_point(
     catch_up: Callable[[Lsn], None],
     receive: Callable[[Lsn], object],
     wait: float,
-) -> Iterator[Point]:
+) -> Iterator[ConsistentPoint]:
     """A point that lasts as long as the context is open.
 
     `catch_up` runs the subscription up to an LSN, `receive` brings the change log there.
@@ -92,7 +92,7 @@ def consistent_point(
             cut.at(made.lsn)
             entry = _reach(source, directory, made.lsn, catch_up, wait)
             if entry is not None:
-                yield Point(made, entry)
+                yield ConsistentPoint(made, entry)
                 return
     raise NotCompared(
         _DOING,
@@ -126,7 +126,7 @@ def _by_slot(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
     with ExitStack() as stack:
         with _exported(source, slot, wait) as made:
             session = stack.enter_context(snapshot.imported(source, APPLICATION, made))
-            with speaking(source, "exporting a snapshot"):
+            with translate_errors(source, "exporting a snapshot"):
                 row = session.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
             assert row is not None
         yield Snapshot(row[0], made.lsn)
@@ -144,7 +144,7 @@ def _exported(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
             blocking.extend(transactions.writing(source, APPLICATION))
         late.set()
         # a server that is not told goes on waiting after we have gone
-        with suppress(WalmereError), speaking(source, "cancelling"):
+        with suppress(WalmereError), translate_errors(source, "cancelling"):
             connection.cancel_safe(timeout=5.0)
 
     def opened(connection: Connection) -> None:
@@ -206,6 +206,6 @@ def _nudge(source: Source) -> None:
     with (
         suppress(SourceError),
         closing(connect(source, APPLICATION)) as connection,
-        speaking(source, "writing a logical message"),
+        translate_errors(source, "writing a logical message"),
     ):
         catalog.emit_message(connection, HEARTBEAT)

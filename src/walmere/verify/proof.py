@@ -24,16 +24,16 @@ from walmere.config import Source
 from walmere.errors import NotCompared, NotMirrored, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.publisher import snapshot, table
-from walmere.publisher.connect import speaking
+from walmere.publisher.connect import translate_errors
 from walmere.publisher.table import Part, Range, Table
-from walmere.sinks.base import Scan, Sink
+from walmere.sinks.base import Sink, TableScan
 from walmere.subscription.state import TableState
 from walmere.subscription.tablesync import CopyTask, Tasks, codecs_of, look, schema_of
 from walmere.verify import rows as row_by_row
 from walmere.verify import sample
-from walmere.verify.fingerprint import DIFFERENT_ROWS, Layout, buckets_for, nothing
+from walmere.verify.fingerprint import DIFFERENT_ROWS, RowLayout, buckets_for, nothing
 from walmere.verify.pieces import Counted, DifferingRows, SourcePiece, TargetPiece, count
-from walmere.verify.point import APPLICATION, Point
+from walmere.verify.point import APPLICATION, ConsistentPoint
 from walmere.verify.rows import Difference
 
 AT_ONCE: Final = 4
@@ -119,7 +119,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class VerifyOptions:
     """What is wanted of a proof."""
 
     sample: float | None = None  # percent
@@ -139,12 +139,12 @@ class Prover:
     def __init__(
         self,
         source: Source,
-        point: Point,
+        point: ConsistentPoint,
         sink: Sink,
         *,
         tasks: Adding,
         shuffle: Shuffle,
-        options: Options,
+        options: VerifyOptions,
         on_progress: OnProgress = lambda *_: None,
         on_verdict: OnVerdict = lambda _: None,
         running: bool = False,
@@ -185,7 +185,7 @@ class Prover:
             for known in tables:
                 try:
                     # in a savepoint: an error, as by a lock, must not end the transaction that the others are read in
-                    with speaking(source, f"looking at {known.name}"), connection.transaction():
+                    with translate_errors(source, f"looking at {known.name}"), connection.transaction():
                         described, types = look(connection, source, known.oid, gather)
                     _require_same(known, described)
                     whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
@@ -227,7 +227,7 @@ class Prover:
                 f"its columns are {_columns(schema)} at the source, and {_columns(scan.schema)} in the target",
                 "a change of the table's definition comes with its next row; else `walmere resync` copies it again",
             )
-        layout = Layout(schema, described.key, buckets_for(scan.rows))
+        layout = RowLayout(schema, described.key, buckets_for(scan.rows))
         pieces, sampled = self._pieces(described, work, scan, layout)
         none = nothing(layout.buckets)
         counted = self._tasks.add(count, pieces, Counted(none, none), functools.partial(self._on_progress, known.name))
@@ -255,7 +255,7 @@ class Prover:
         return replace(found, missing=rows.missing, extra=rows.extra, different=rows.different, examples=rows.examples)
 
     def _pieces(
-        self, described: Table, work: CopyTask, scan: Scan, layout: Layout
+        self, described: Table, work: CopyTask, scan: TableScan, layout: RowLayout
     ) -> tuple[list[SourcePiece | TargetPiece], bool]:
         """All pieces of both sides, and whether they are a sample."""
         target = [TargetPiece(self._sink, piece, layout) for piece in scan.pieces]
@@ -278,7 +278,7 @@ class Prover:
         ]
         return [*source, *(replace(piece, where=where) for piece in target)], True
 
-    def _sample(self, described: Table, scan: Scan, layout: Layout) -> list[sample.Interval] | None:
+    def _sample(self, described: Table, scan: TableScan, layout: RowLayout) -> list[sample.Interval] | None:
         """The intervals of the key that are compared; None: all."""
         percent = self._options.sample
         if percent is None or percent >= 100 or not described.key or not scan.pieces:
@@ -307,7 +307,7 @@ def _require_same(known: TableState, described: Table) -> None:
     """Refuse a table that is published in another way, or has other partitions, than when its target was made."""
     its, had = described.published, known.definition
     if (described.schema, described.name) != known.table or (
-        had is not None and (its.how, its.leaves) != (had.how, had.leaves)
+        had is not None and (its.publication_fingerprint, its.leaves) != (had.publication_fingerprint, had.leaves)
     ):
         raise NotMirrored(
             f"comparing {known.name}",

@@ -23,7 +23,7 @@ from walmere.spark.tasks import SparkTasks
 from walmere.subscription import requests
 from walmere.subscription.tables import Tables
 from walmere.verify.point import consistent_point
-from walmere.verify.proof import OnProgress, OnVerdict, Options, Proof, Prover
+from walmere.verify.proof import OnProgress, OnVerdict, Proof, Prover, VerifyOptions
 
 _POLL: Final = 0.05
 _FIRST_TABLES: Final = 10.0
@@ -36,7 +36,7 @@ _RETRY_AFTER: Final = 1.0
 """Seconds between two of them."""
 
 
-class Subscription(Protocol):
+class RunnableSubscription(Protocol):
     """What is needed of a subscription."""
 
     file: Path
@@ -64,9 +64,9 @@ class Subscription(Protocol):
 
 
 def verify(
-    subscription: Subscription,
+    subscription: RunnableSubscription,
     names: Sequence[str],
-    options: Options | None,
+    options: VerifyOptions | None,
     *,
     wait: float,
     on_progress: OnProgress,
@@ -84,7 +84,7 @@ def verify(
     _settle(subscription, wait)
     found = requests.find(Tables(directory), names, "looking for tables to compare") if names else None
     wanted = None if found is None else {str(each) for each in found}
-    request = _Request(options or Options(), wait, on_progress, on_verdict)
+    request = _Request(options or VerifyOptions(), wait, on_progress, on_verdict)
     compare = functools.partial(_compare, subscription, target, request)
     made = compare(wanted, retries=True)
     proven = {each.name: each for each in made.tables}
@@ -107,14 +107,14 @@ def verify(
 class _Request:
     """What `verify` was called with."""
 
-    options: Options
+    options: VerifyOptions
     wait: float
     on_progress: OnProgress
     on_verdict: OnVerdict
 
 
 def _compare(
-    subscription: Subscription,
+    subscription: RunnableSubscription,
     target: Sink,
     request: _Request,
     names: Collection[str] | None,
@@ -140,12 +140,12 @@ def _compare(
             running=subscription.running,
             retries=retries,
         )
-        tables = [each for each in Tables(directory) if each.published and each.oid]
+        tables = [each for each in Tables(directory) if each.published and not each.of_messages]
         chosen = [each for each in tables if names is None or each.name in names]
         return prover.prove(chosen, gather=config.target is not None and config.target.gather_partitions)
 
 
-def _run(subscription: Subscription, until: Lsn, wait: float) -> None:
+def _run(subscription: RunnableSubscription, until: Lsn, wait: float) -> None:
     """Up to there. That a table cannot be mirrored is no reason not to compare the others."""
     ended, stuck = threading.Event(), threading.Event()
     watch = threading.Thread(
@@ -169,7 +169,9 @@ def _run(subscription: Subscription, until: Lsn, wait: float) -> None:
         )
 
 
-def _stop_when_stuck(subscription: Subscription, wait: float, ended: threading.Event, stuck: threading.Event) -> None:
+def _stop_when_stuck(
+    subscription: RunnableSubscription, wait: float, ended: threading.Event, stuck: threading.Event
+) -> None:
     seen: object = None
     deadline = time.monotonic() + wait
     while not ended.wait(_POLL * 10):
@@ -183,19 +185,19 @@ def _stop_when_stuck(subscription: Subscription, wait: float, ended: threading.E
             return
 
 
-def _settle(subscription: Subscription, wait: float) -> None:
+def _settle(subscription: RunnableSubscription, wait: float) -> None:
     """Wait until every table is copied; but for those that were refused: the proof will say so."""
     doing, first_tables = "looking for tables to compare", time.monotonic() + _FIRST_TABLES
     deadline = time.monotonic() + wait
     while True:
-        tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
+        tables = [each for each in Tables(subscription.directory) if each.published and not each.of_messages]
         waiting = [each for each in tables if not each.follows and each.error is None]
         if tables and not waiting:
             break
         if not subscription.running:
             with contextlib.suppress(ChangeLogInUse):  # somebody was faster
                 _run(subscription, subscription.source_position(), wait)
-                tables = [each for each in Tables(subscription.directory) if each.published and each.oid]
+                tables = [each for each in Tables(subscription.directory) if each.published and not each.of_messages]
                 break
         if (not tables and time.monotonic() > first_tables) or time.monotonic() > deadline:
             break

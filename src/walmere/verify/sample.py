@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from walmere.sinks.base import Sink
-from walmere.verify.fingerprint import Layout, query
+from walmere.verify.fingerprint import RowLayout, query
 
 _INTERVALS: Final = 200
 _MOST: Final = 20_000
@@ -60,7 +60,7 @@ def sample_keys(task: KeySample) -> list[str]:
     """Runs in a Spark task."""
     sampled = f"SELECT c0::VARCHAR FROM hashed USING SAMPLE reservoir({task.count} ROWS) REPEATABLE ({task.seed})"
     batches = task.sink.read(task.piece, [task.key.name])
-    found = query(Layout(pa.schema([task.key]), (), 1), batches, "SELECT c0 FROM rows WHERE c0 IS NOT NULL", sampled)
+    found = query(RowLayout(pa.schema([task.key]), (), 1), batches, "SELECT c0 FROM rows WHERE c0 IS NOT NULL", sampled)
     return [text for (text,) in found.fetchall()]
 
 

@@ -55,12 +55,12 @@ from walmere.bins import bins
 from walmere.errors import ChangeLogError, ConfigError, SinkConflict, SinkError, SinkMismatch
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import KEEP_SECONDS, History
-from walmere.ledger.published import PLACE, LakePublisher, read_latest, read_owner
+from walmere.ledger.lake import PLACE, LakeLedger, read_latest, read_owner
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import PROPERTY as OWNER
 from walmere.owner import Owner, owned_by_another
-from walmere.sinks.base import APPEND, OVERWRITE, Mode, Net, Run, Scan, StagedFile, Standing, run_here
+from walmere.sinks.base import APPEND, OVERWRITE, Mode, Net, Run, StagedFile, Standing, TableScan, run_here
 from walmere.sinks.delta import log_retention
 from walmere.sinks.delta.log import MARK, changed_by_others
 from walmere.sinks.delta.parquet import conform, write
@@ -358,7 +358,7 @@ class DeltaSink:
         """The newest version of the table."""
         return self._open(table).version()
 
-    def scan(self, table: TableName, version: int, at_least: int = 1) -> Scan:
+    def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:
         """All rows of a version, in at least so many pieces if they are large enough."""
         opened = self.open(table, version)
         schema = arrow_schema(opened)
@@ -368,7 +368,7 @@ class DeltaSink:
         rows = sum(actions["num_records"].to_pylist()) - sum(
             len(file.deleted) for file in files if file.deleted is not None
         )
-        return Scan(schema, rows, [FilePiece(table, schema, tuple(some)) for some in pieces])
+        return TableScan(schema, rows, [FilePiece(table, schema, tuple(some)) for some in pieces])
 
     def read(self, piece: FilePiece, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a piece, from within a task; of these columns, or all."""
@@ -382,18 +382,18 @@ class DeltaSink:
         """The table, for reading: as it is now, or as it was at a version."""
         return self._open(table, version)
 
-    def publisher(self, subscription: str, points: Iterable[Entry]) -> LakePublisher:
+    def open_ledger(self, subscription: str, points: Iterable[Entry]) -> LakeLedger:
         """Begin to publish the points of a subscription, with these in place of what was published before."""
-        publisher = LakePublisher(self.published(subscription), subscription, _path, self.keep_seconds)
+        lake_ledger = LakeLedger(self.ledger_directory(subscription), subscription, _path, self.keep_seconds)
         self.claim_points(subscription)
-        publisher.begin(points)
+        lake_ledger.begin(points)
         if self.owner is not None and self.owner.known:
-            publisher.own(self.owner)
-        return publisher
+            lake_ledger.own(self.owner)
+        return lake_ledger
 
     def claim_points(self, subscription: str) -> None:
         """See that the points that were published under this name are the owner's. Raises OwnedByAnother."""
-        place = self.published(subscription)
+        place = self.ledger_directory(subscription)
         try:
             theirs = None if self.owner is None or self.take_over else read_owner(place)
         except OSError as error:
@@ -404,25 +404,25 @@ class DeltaSink:
             doing = f"publishing points in {place.location}"
             raise owned_by_another(doing, f"the name {subscription}", theirs)
         if self.owner is not None and self.owner.known and self.take_over:
-            LakePublisher(place, subscription, _path, self.keep_seconds).own(self.owner)
+            LakeLedger(place, subscription, _path, self.keep_seconds).own(self.owner)
 
-    def published_elsewhere(self, subscription: str) -> dict[str, str]:
+    def tables_of_others(self, subscription: str) -> dict[str, str]:
         """The tables that the newest points of other subscriptions have, each with the subscription's name."""
         found: dict[str, str] = {}
         for name in self.subscriptions():
             with contextlib.suppress(ChangeLogError):  # what cannot be read claims nothing
-                newest = read_latest(self.published(name)) if name != subscription else None
+                newest = read_latest(self.ledger_directory(name)) if name != subscription else None
                 found |= dict.fromkeys(newest.versions if newest is not None else (), name)
         return found
 
-    def published_points(self, subscription: str) -> list[Entry]:
+    def points(self, subscription: str) -> list[Entry]:
         """The points that a subscription has published, oldest first; none if they cannot be read."""
         try:
-            return list(History(self.published(subscription)).entries())
+            return list(History(self.ledger_directory(subscription)).entries())
         except ChangeLogError:
             return []
 
-    def published(self, subscription: str) -> Directory:
+    def ledger_directory(self, subscription: str) -> Directory:
         """Where the lake has the points of a subscription."""
         return Directory(self.path, self.storage_options).below(f"{PLACE}/{quote(subscription)}")
 

@@ -30,7 +30,7 @@ _OWNER: Final = "owner.json"
 _FORMAT: Final = "walmere point"
 
 
-class LakePublisher:
+class LakeLedger:
     """Writes these files."""
 
     def __init__(
@@ -62,7 +62,7 @@ class LakePublisher:
         except OSError as error:
             raise self._failed(error) from error
 
-    def publish(self, point: Entry) -> None:
+    def append(self, point: Entry) -> None:
         """From now on this point is the newest. It is durable when this returns."""
         try:
             self._replace(self._history.append(point))
