@@ -76,9 +76,8 @@ def _apply_job(job: ApplyJob) -> Applied:
     def changed_by_others(after: int, upto: int) -> str | None:
         return sink.changed_by_others(name, after, upto)
 
-    if (behind := compare(job.version, job.version_lsn, found, changed_by_others)) is not None and (
-        found or not job.of_messages
-    ):
+    behind = compare(job.version, job.version_lsn, found, changed_by_others)
+    if behind is not None and (found or not job.of_messages):
         return Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=behind.why, behind=behind))
     reached = None if found is None else found.lsn
     if found is not None and reached is not None and reached >= job.end_lsn:

@@ -81,7 +81,7 @@ SCAN_BYTES: Final = 32 << 20
 """Of files that one task reads, about."""
 
 COMPACT_EVERY: Final = 16
-"""Versions."""
+"""Compact a table after this many commits."""
 
 _PLACE: Final = "walmere.place"
 _ATTEMPTS: Final = 10
