@@ -60,12 +60,11 @@ def confirmed(database: Database) -> Lsn:
 @pytest.mark.parametrize(
     ("streaming", "times"),
     [
-        pytest.param(True, 5, id="streaming, 5 times"),
+        pytest.param(True, 3, id="streaming, 3 times"),
         pytest.param(True, 20, id="streaming, 20 times", marks=pytest.mark.long),
         pytest.param(False, 20, id="whole, 20 times", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.long
 def test_killed_many_times_the_log_holds_every_committed_transaction_once_in_order(
     database18: Database, tmp_path: Path, start_receiver: Start, streaming: bool, times: int
 ) -> None:
@@ -91,7 +90,7 @@ def test_killed_many_times_the_log_holds_every_committed_transaction_once_in_ord
     receive_all(database, config)
     assert confirmed(database) <= summary(config).end_lsn
     truth, log = source_says(database, f"truth_{database.name}"), log_says(config)
-    assert len(truth) > 100, "the load was no load"
+    assert len(truth) > 5 * times, "the load was no load"
     assert [t[:2] for t in log] == [t[:2] for t in truth], f"seed {seed}"
     assert log == truth, f"seed {seed}"
     assert files(config) == named_files(config), "a crash left something behind"
@@ -115,7 +114,6 @@ def test_sigterm_ends_the_receiver_cleanly_with_everything_confirmed(
     assert confirmed(database) <= Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
 
 
-@pytest.mark.long
 def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path, start_receiver: Start) -> None:
     MixedLoad.create(database)
     config = database.config(tmp_path / "subscription")
@@ -123,7 +121,7 @@ def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path, star
     database.execute(f"SELECT pg_copy_logical_replication_slot('{database.slot}', 'truth_{database.name}')")
     receiver = start_receiver(config)
     with MixedLoad(database, seed=1):
-        for _ in range(5):
+        for _ in range(2):
             wait_until_streaming(database, receiver, tmp_path / "receiver.log")
             time.sleep(0.2)
             database.execute(

@@ -91,6 +91,32 @@ def test_a_run_follows_until_it_is_told_to_end_and_leaves_nothing_running(
     mirror.assert_equal("big", "small")
 
 
+def test_killed_while_it_applies_a_later_run_makes_all_equal(database18: Database, tmp_path: Path) -> None:
+    """The short form: one kill -9 of the run and of all that it has started."""
+    database = database18
+    MixedLoad.create(database)
+    mirror = Mirror(database, tmp_path)
+    output = tmp_path / "output"
+
+    def batches_are_applied() -> bool:
+        last = Ledger(mirror.config.subscription.directory).last()
+        return last is not None and last.versions.get("public.ledger", 0) > 2
+
+    with MixedLoad(database, seed=7, writers=1), running("run", "-c", mirror.file, output=output) as run:
+        eventually(batches_are_applied, 90, output.read_text)
+        os.kill(run.pid, signal.SIGSTOP)  # it starts nothing more while we look what it has started
+        started = everything_of(run.pid)
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert run.wait() == -signal.SIGKILL
+        eventually(lambda: not alive(started))
+    mirror.run_once()
+    mirror.assert_equal("notes")
+    mirror.assert_equal("accounts", columns="id, balance::text")
+    mirror.assert_equal("ledger", columns="id, account, amount::text, note")
+
+
 @pytest.mark.timeout(480)
 @pytest.mark.long
 def test_killed_in_the_middle_of_a_copy_and_of_batches_a_later_run_makes_all_equal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -21,8 +22,10 @@ import attempts
 from conftest import Database
 from mirror import Mirror
 from processes import eventually, walmere
-from receiving import summary
+from receiving import receive_all, summary
 from walmere import running as run
+from walmere.apply.jobs import ApplyJob
+from walmere.apply.worker import apply_table
 from walmere.errors import SinkError, WalmereError
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import Ledger
@@ -30,6 +33,8 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.delta.sink import APP_ID, DeltaSink
 from walmere.spark.session import session
+from walmere.spark.tasks import SparkTasks
+from walmere.subscription.batches import Batches
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 
@@ -120,6 +125,33 @@ def test_tasks_that_share_a_large_batch_are_tried_again_and_are_one_commit(
     assert mirror.delta("t").version() == before + 1
     lsns = transactions(mirror, "t")
     assert lsns == sorted(set(lsns))
+    mirror.assert_equal("t")
+
+
+def test_two_tasks_that_apply_one_batch_at_once_are_one_commit(database18: Database, tmp_path: Path) -> None:
+    """As a task and its speculative copy, which wait for each other before they commit."""
+    database = database18
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i FROM generate_series(1, 1000) i",
+        "CREATE PUBLICATION pub FOR TABLE t",
+    )
+    mirror = Mirror(database, tmp_path)
+    mirror.run_once()
+    before = mirror.delta("t").version()
+    database.execute("BEGIN; INSERT INTO t VALUES (0, 'new'); UPDATE t SET v = 'x' WHERE id % 2 = 0; COMMIT")
+    receive_all(database, mirror.config)
+    with writing_by(attempts.MeetsItsTwin, mirror):
+        sink = pickle.dumps(attempts.MeetsItsTwin(str(tmp_path / "lake")))
+        batches = Batches(mirror.config.subscription.directory, sink, 1)
+        [_, job] = batches.plan(batches.latest())
+        assert isinstance(job, ApplyJob)
+        tasks = SparkTasks(session("test", mirror.config.spark.master, {}), "test")
+        results = tasks.map(apply_table, [job, job])
+    assert len(attempts.seen(tmp_path / "lake")) == 2
+    assert {each.version for each in results} == {before + 1}
+    mirror.run_once()
+    assert mirror.delta("t").version() == before + 1
     mirror.assert_equal("t")
 
 

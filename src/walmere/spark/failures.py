@@ -1,8 +1,8 @@
 """Errors of tasks come back as values: with their class and all their fields, and without Java's stack trace.
 
-A task that fails with an error that will not pass by itself returns it at once. One that may pass (a transient error),
-or that is unexpected, is left to Spark's own retries, and returned by the last of them. What remains are tasks that
-return nothing, because their process was killed: of these Spark itself says what it knows.
+A task whose error would be the same again, such as a value that cannot be a key, returns it at once. An error that may
+pass (a transient one, one of the target, which another executor may reach, or an unexpected one) is left to Spark's
+retries, and returned by the last of them. A task whose process was killed returns nothing: Spark reports that itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pyspark import SparkContext, TaskContext
 from pyspark.accumulators import AccumulatorParam
 
-from walmere.errors import WalmereError
+from walmere.errors import SinkError, SinkMismatch, WalmereError
 from walmere.sinks.base import full_or
 
 _log = logging.getLogger("pyspark.walmere")  # its tracebacks are in spark.log, see `session`
@@ -55,7 +55,8 @@ def caught(tries: int, function: Callable[..., Result], *arguments: Any) -> Resu
     try:
         return function(*arguments)
     except WalmereError as error:
-        if error.transient and not _is_last(tries):
+        may_pass = error.transient or (isinstance(error, SinkError) and not isinstance(error, SinkMismatch))
+        if may_pass and not _is_last(tries):
             raise
         return Failure(error)
     except Exception as error:
