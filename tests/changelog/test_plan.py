@@ -11,6 +11,7 @@ from receiving import receive_all
 from walmere.changelog import plan
 from walmere.changelog.plan import Planner, divide, messages
 from walmere.config import Config
+from walmere.definition import MESSAGES_OID
 from walmere.lsn import Lsn
 
 
@@ -26,6 +27,12 @@ def ids(planner: Planner, config: Config, oid: int, position: Lsn, end: Lsn) -> 
     """How many rows a table at this position gets."""
     refs = planner.plan({oid: position}, end).blocks.get(oid, [])
     return sum(batch.num_rows for _, batch in messages(config.changelog, refs))
+
+
+def kinds(planner: Planner, config: Config, position: Lsn, end: Lsn) -> str:
+    """The kinds of messages that the table of logical messages gets."""
+    refs = planner.plan({MESSAGES_OID: position}, end).blocks.get(MESSAGES_OID, [])
+    return "".join(kind for _, batch in messages(config.changelog, refs) for kind in batch["kind"].to_pylist())
 
 
 def test_a_batch_goes_to_the_end_or_over_so_many_bytes(database18: Database, config: Config) -> None:
@@ -87,6 +94,19 @@ def test_it_goes_on_when_retention_has_replaced_the_manifest(database18: Databas
     later = planner.end_of_batch(end, 1 << 20)
     assert later > end
     assert ids(planner, config, oid, end, later) == 2
+    planner.close()
+
+
+def test_a_message_without_a_transaction_is_in_the_batch_that_ends_at_it_and_in_no_other(
+    database18: Database, config: Config
+) -> None:
+    planner = Planner(config.changelog)
+    start = planner.end_of_batch(planner.start_lsn, 1 << 20)
+    end = Lsn.parse(database18.value("SELECT pg_logical_emit_message(false, 'prefix', 'content')::text"))
+    database18.execute("INSERT INTO t VALUES (1)")
+    receive_all(database18, config)
+    assert kinds(planner, config, start, end) == "M"
+    assert "M" not in kinds(planner, config, end, planner.end_lsn)
     planner.close()
 
 

@@ -436,11 +436,13 @@ class Assembly:
         one = slice(at, at + 1)
         sent = s.i64(-8, one) + m.POSTGRES_EPOCH_US  # it has no commit time: the time it was sent stands for it
         nothing = np.zeros(1, np.uint32)
-        lsn: U64 = np.array([message.lsn], np.uint64)
+        # inside its record, as a commit's LSN is: a table whose position is the end of the record has the message
+        commit_lsn = Lsn(message.lsn - 1)
+        lsn: U64 = np.array([commit_lsn], np.uint64)
         self._writer.append(
             Chunk(s, one, self.sequence + at, nothing, nothing, nothing, lsn, sent, None),
             count=0,
-            commit_lsn=message.lsn,
+            commit_lsn=commit_lsn,
             end_lsn=self.position,
             commit_time=int(sent[0]),
         )
