@@ -1,4 +1,4 @@
-"""Files that have to outlive a crash: durable writes, small state files, the lock of a directory, and directories."""
+"""Files that must survive a crash: durable writes, small state files, the lock of a directory, directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ERROR_BYTES: Final = 4096
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Put a small file in its place, whole: after a crash there is the old one or the new one."""
+    """Replace a small file atomically: after a crash, the file has the old content or the new content."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:
         file.write(text)
@@ -32,7 +32,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable."""
+    """fsync a directory, so that new and renamed files in it survive a crash."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -40,37 +40,37 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def read_json(path: Path, parse: Callable[[Any], Content], way_out: str) -> Content:
-    """What `parse` makes of the JSON in a file. Raises StateDamaged, with the way out, if that cannot be done."""
+def read_json(path: Path, parse: Callable[[Any], Content], hint: str) -> Content:
+    """Read JSON from a file and convert it with `parse`. Raises StateDamaged with `hint` if that fails."""
     data = path.read_bytes()
     doing = f"reading {path}"
     if not data.strip(b"\0 \t\r\n"):
-        raise StateDamaged(doing, "it is empty", way_out)
+        raise StateDamaged(doing, "the file is empty", hint)
     try:
         content = json.loads(data)
     except UnicodeDecodeError:
-        raise StateDamaged(doing, "it is not UTF-8 text", way_out) from None
+        raise StateDamaged(doing, "the file is not UTF-8 text", hint) from None
     except (ValueError, RecursionError):
-        raise StateDamaged(doing, "it is not JSON", way_out) from None
+        raise StateDamaged(doing, "the file is not JSON", hint) from None
     try:
         return parse(content)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise StateDamaged(doing, "it does not have the content that it should have", way_out) from None
+        raise StateDamaged(doing, "the JSON does not have the expected content", hint) from None
 
 
 def reserve_error(path: Path) -> None:
-    """Make a file that another process writes its error to. The space is reserved: the error may be a full disk."""
+    """Create the file that another process writes its error to, and reserve space: the disk may be full then."""
     path.write_bytes(b" " * _ERROR_BYTES)
 
 
 def write_error(path: Path, error: WalmereError) -> None:
-    """Write an error to a file that was reserved for it."""
+    """Write an error to a file that `reserve_error` created."""
     with suppress(OSError), path.open("r+b") as file:
         file.write(json.dumps(error.to_dict()).encode())
 
 
 def read_error(path: Path) -> WalmereError | None:
-    """The error that was written there; None if there is none."""
+    """Read the error that another process wrote; None if it wrote none."""
     try:
         return from_dict(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -78,12 +78,12 @@ def read_error(path: Path) -> WalmereError | None:
 
 
 class Lock:
-    """The right to write a log. The operating system gives it back when the process ends, however it ends."""
+    """The exclusive right to write to a directory. The operating system releases it when the process ends."""
 
     def __init__(self, directory: Path) -> None:
         while not self._take(directory):
             pass
-        with suppress(OSError):  # on a full disk nobody learns who it is, but `walmere drop` can still make room
+        with suppress(OSError):  # the disk is full: the lock has no process ID, but `walmere drop` can still free space
             os.truncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
@@ -96,24 +96,25 @@ class Lock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.read(self._descriptor, 20).decode().strip() or "(unknown)"
+            pid = os.read(self._descriptor, 20).decode().strip()
             os.close(self._descriptor)
             raise ChangeLogInUse(
-                f"opening {directory} for writing",
-                f"process {pid} is writing there",
-                "one receiver is enough; end the other",
+                f"locking {directory}",
+                f"process {pid or '(unknown)'} holds the lock",
+                "stop the `walmere run`, `walmere receive` or query that uses this directory"
+                + (f"; if it is a receiver whose `walmere run` was killed: kill {pid}" if pid else ""),
             ) from None
         try:
             same = os.path.samestat(os.fstat(self._descriptor), (directory / "lock").stat())
         except FileNotFoundError:
             same = False
-        if not same:  # `walmere drop` has deleted it meanwhile: a lock on a file without a name keeps nobody out
+        if not same:  # `walmere drop` deleted the file meanwhile, and another process may lock the new one
             os.close(self._descriptor)
         return same
 
     @staticmethod
     def holder(directory: Path) -> int | None:
-        """The process that has the right; None if nobody has."""
+        """The ID of the process that holds the lock; None if no process does."""
         try:
             with (directory / "lock").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -129,7 +130,7 @@ class Lock:
 
 
 class Directory:
-    """Where files are, such as those of a table: a local path, or a URL for whatever object store `deltalake` knows."""
+    """A directory of files, such as a table: a local path, or a URL of an object store that `deltalake` supports."""
 
     def __init__(self, location: str, options: Mapping[str, str] | None = None) -> None:
         self.location = location
@@ -137,41 +138,41 @@ class Directory:
         if self.local:
             self.filesystem: Any = pafs.SubTreeFileSystem(location, pafs.LocalFileSystem())
         else:
-            from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415  a receiver, which writes locally, does without
+            from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415  the receiver writes locally and does not need it
 
             handler: Any = DeltaStorageHandler(location, None if options is None else dict(options))
             self.filesystem = pafs.PyFileSystem(handler)
 
     def below(self, name: str) -> Directory:
-        """One in this one, that need not be there yet."""
+        """A subdirectory. It need not exist yet."""
         directory = copy.copy(self)
         directory.location = f"{self.location.rstrip('/')}/{name}"
         directory.filesystem = pafs.SubTreeFileSystem(name, self.filesystem)
         return directory
 
     def sync(self, *names: str) -> None:
-        """Make files, by their names below the directory, and the names themselves durable. A name may be empty."""
+        """fsync files and directories by their names relative to this one; an empty name is the directory itself."""
         if not self.local:
-            return  # an object is durable, or it is not there
+            return  # an object store makes objects durable itself
         for name in names:
             _fsync(os.path.join(self.location, name))  # noqa: PTH118
 
     def read(self, name: str) -> bytes | None:
-        """A small file, as it is now; None if there is none."""
+        """Read a small file; None if it does not exist."""
         try:
             while True:
                 with self.filesystem.open_input_file(name) as stream:
                     content = bytes(stream.read())
-                # deltalake asks for the size first: of an object that is replaced then it would have the beginning
+                # deltalake gets the size first: if a longer object replaces this one then, its end is cut off
                 if self.local or self.filesystem.get_file_info(name).size == len(content):
                     return content
         except FileNotFoundError:
             return None
 
     def replace(self, name: str, content: bytes) -> None:
-        """Put a small file in its place, whole: whoever reads, also after a crash, has the old one or the new one."""
-        written = f"{name}.tmp" if self.local else name  # an object comes into being as a whole
-        # the buffer holds it all: deltalake's streams take what comes out of one, but not what goes around it
+        """Replace a small file atomically: a reader, also after a crash, sees the old content or the new content."""
+        written = f"{name}.tmp" if self.local else name  # writing an object is atomic
+        # the buffer holds all of it: deltalake's streams fail on a write that is larger than the buffer
         with self.filesystem.open_output_stream(written, buffer_size=len(content) + 1) as stream:
             stream.write(content)
         if self.local:
@@ -180,7 +181,7 @@ class Directory:
             self.sync("")
 
     def append(self, name: str, content: bytes) -> None:
-        """Add to a small file that is there. What was there before stays whole; an object is written anew."""
+        """Append to a small file that exists. An object is written again as a whole."""
         if not self.local:
             self.replace(name, (self.read(name) or b"") + content)
             return
@@ -190,16 +191,16 @@ class Directory:
             os.fsync(file.fileno())
 
     def make(self) -> None:
-        """Make the directory, durably, and those above it that are not there."""
+        """Create the directory and its parents, durably."""
         if self.local and not os.path.isdir(self.location):  # noqa: PTH112
             Directory(os.path.dirname(self.location)).make()  # noqa: PTH120
             os.makedirs(self.location, exist_ok=True)  # noqa: PTH103
             self.sync("..")
 
     def directories(self, name: str) -> list[str]:
-        """The names of the directories in one of this directory's own; none if there is no such."""
+        """The names of the directories in a subdirectory; empty if that does not exist."""
         found = self.filesystem.get_file_info(pafs.FileSelector(name, allow_not_found=True))
-        return sorted(each.base_name for each in found if each.type is pafs.FileType.Directory)
+        return sorted(entry.base_name for entry in found if entry.type is pafs.FileType.Directory)
 
 
 def _fsync(path: str) -> None:

@@ -23,7 +23,7 @@ from walmere.storage import Lock
 
 def test_a_lock_is_had_once_and_says_by_whom(tmp_path: Path) -> None:
     lock = Lock(tmp_path / "log")
-    with pytest.raises(ChangeLogInUse, match=f"process {os.getpid()} is writing there"):
+    with pytest.raises(ChangeLogInUse, match=f"process {os.getpid()} holds the lock"):
         Lock(tmp_path / "log")
     lock.close()
     Lock(tmp_path / "log").close()

@@ -263,7 +263,7 @@ def test_a_second_receiver_of_the_directory_is_told_who_is_there(database18: Dat
         for _ in range(2):
             said = walmere("receive", "-c", path)
             assert said.returncode == 1
-            assert f"process {first.pid} is writing there" in said.stderr
+            assert f"process {first.pid} holds the lock" in said.stderr
             with pytest.raises(ChangeLogInUse, match=str(first.pid)):
                 receive_all(database18, config)
         database18.execute("INSERT INTO t VALUES (1)")
