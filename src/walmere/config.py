@@ -1,7 +1,7 @@
-"""`walmere.toml`, and the environment over it.
+"""`walmere.toml`, and environment variables that override it.
 
-A variable `WALMERE_<SECTION>__<KEY>` takes the place of a key: `WALMERE_SOURCE__PASSWORD=…`,
-`WALMERE_SOURCE__PUBLICATIONS='["shop"]'`. Text is taken as it is, anything else is written as in TOML.
+A variable `WALMERE_<SECTION>__<KEY>` overrides a key: `WALMERE_SOURCE__PASSWORD=…`,
+`WALMERE_SOURCE__PUBLICATIONS='["shop"]'`. A text is written as it is, any other value as in TOML.
 
 A connection string may hold a password, so it is never shown: not in an error, not in a log, not in a repr.
 """
@@ -49,11 +49,11 @@ def _path(value: object) -> object:
             )
         value = _file_path(value)
     if "\0" in value:
-        raise ValueError("a path has no zero bytes")
+        raise ValueError("must not contain a zero byte")
     try:
         return Path(value).expanduser() if url is None else Path(value)
     except RuntimeError:
-        raise ValueError("there is no home directory for what follows ~") from None
+        raise ValueError("the user after ~ has no home directory") from None
 
 
 def _file_path(url: str) -> str:
@@ -81,13 +81,13 @@ class Source(_Section):
     two_phase: bool = False
     """Receive prepared transactions at PREPARE TRANSACTION (PostgreSQL 15 and later)."""
     failover: bool = False
-    """Have the slot synchronised to standbys (PostgreSQL 17 and later)."""
+    """Synchronise the slot to standbys (PostgreSQL 17 and later)."""
     origin: Literal["any", "none"] = "any"
-    """`none`: only changes that did not come to the source by replication (PostgreSQL 16 and later)."""
+    """`none`: only changes that did not arrive at the source by replication (PostgreSQL 16 and later)."""
     heartbeat: Seconds = 10.0
-    """After so many idle seconds, write a logical message, so that the slot advances. 0 is never."""
+    """Write a logical message after this many idle seconds, so that the slot advances. 0: never."""
     timeout: float = Field(default=60.0, ge=1, le=86_400)
-    """Seconds of silence after which a connection is lost: PostgreSQL's wal_receiver_timeout."""
+    """Seconds without data after which a connection counts as lost: PostgreSQL's wal_receiver_timeout."""
 
     @field_validator("publications", mode="before")
     @classmethod
@@ -98,63 +98,63 @@ class Source(_Section):
     @classmethod
     def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) != len(value) or not all(0 < len(name.encode()) < 64 and "\0" not in name for name in value):
-            raise ValueError("each publication is named once, in 1 to 63 bytes")
+            raise ValueError("each name must have 1 to 63 bytes and be listed once")
         return value
 
     @field_validator("slot")
     @classmethod
     def _slot_name(cls, value: str) -> str:
         if not _SLOT.match(value):
-            raise ValueError("a slot's name has 1 to 63 lower-case letters, digits and underscores")
+            raise ValueError("must have 1 to 63 lower-case letters, digits and underscores")
         return value
 
 
 class SubscriptionSettings(_Section):
-    """The subscriber's own place."""
+    """The subscription's name, state directory and change log."""
 
     name: str
     directory: Path
-    """Change log, phases, checkpoints, ledger."""
+    """For the change log, table states, ledger and checkpoints."""
     segment_bytes: int = Field(default=64 << 20, ge=1 << 16, le=1 << 30)
     segment_seconds: Seconds = 0.1
-    """A segment of the change log is cut at this size or age."""
+    """A segment of the change log ends at this size or age."""
     keep_seconds: Seconds = 86_400.0
-    """A segment stays at least so long, and until every sink has applied it."""
+    """A segment is kept for at least this long, and until every sink has applied it."""
 
     _paths = field_validator("directory", mode="before")(_path)
 
     @field_validator("name")
     @classmethod
     def _plain_name(cls, value: str) -> str:
-        """It becomes part of paths, of slot names and of `application_name`."""
+        """The name is used in paths, slot names and `application_name`."""
         if not 0 < len(value.encode(errors="replace")) < 64:
-            raise ValueError("a name has 1 to 63 bytes")
-        if "/" in value or any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
-            raise ValueError("a name must not contain / or control characters")
+            raise ValueError("must have 1 to 63 bytes")
+        if "/" in value or any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+            raise ValueError("must not contain / or control characters")
         if not value.strip("."):
-            raise ValueError("a name must not consist of dots only")
+            raise ValueError("must not consist of dots only")
         return value
 
 
 class Target(_Section):
-    """Where the tables go."""
+    """Where the tables are mirrored to."""
 
     kind: Literal["delta"] = "delta"
     path: Path
     """Tables are at <path>/<schema>/<table>."""
     mode: Literal["mirror"] = "mirror"
     gather_partitions: bool = False
-    """Have one table for a partitioned one whose partitions are published each under its own name."""
+    """Mirror partitions that are published under their own names as one table."""
     messages: str | None = Field(default=None, pattern=r"^[^.]+\.[^.]+$")
-    """Have a table of logical messages, under this name: schema.table."""
+    """Write logical messages to a table of this name: schema.table."""
     keep_seconds: Seconds = 3600.0
-    """How far back tables can be read: a version stays for so long after another has taken its place."""
+    """How far back tables can be read: an old version is kept for this long after it was replaced."""
 
     _paths = field_validator("path", mode="before")(_path)
 
 
 class Spark(BaseModel):
-    """`master`, and any setting of Spark under its own name."""
+    """`master`, and any Spark setting under its own name."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, hide_input_in_errors=True)
 
@@ -164,12 +164,12 @@ class Spark(BaseModel):
     def _settings(self) -> Spark:
         for name, value in (self.model_extra or {}).items():
             if not name.startswith("spark.") or not isinstance(value, str | int | float):
-                raise ValueError(f"{name} is no setting of Spark; one is called spark.… and has a plain value")
+                raise ValueError(f"{name} is not a Spark setting: a name is spark.…, a value is text or a number")
         return self
 
     @property
     def settings(self) -> dict[str, str]:
-        """As Spark takes them."""
+        """Names and values as Spark expects them."""
         extra = self.model_extra or {}
         return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in extra.items()}
 
@@ -189,23 +189,23 @@ class Config(_Section):
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
-    """Read and check the configuration. Raises ConfigError, and nothing else."""
+    """Read and check the configuration. Raises only ConfigError."""
     doing = f"reading {path}"
     try:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            doing, "there is no such file", "name it with -c; docs/guides/receive.md has one to start from"
+            doing, "there is no such file", "name it with -c; docs/guides/mirror-a-publication.md has an example"
         ) from None
     except OSError as error:
-        raise ConfigError(doing, error.strerror or "it cannot be read") from None
+        raise ConfigError(doing, error.strerror or "the file cannot be read") from None
     except UnicodeDecodeError:
-        raise ConfigError(doing, "it is not UTF-8 text") from None
+        raise ConfigError(doing, "the file is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        # the message has a position but none of the text
-        raise ConfigError(doing, f"it is not TOML: {error}") from None
+        # the message has a position but not the text, which may contain a password
+        raise ConfigError(doing, f"the file is not TOML: {error}") from None
     except (ValueError, RecursionError):
-        raise ConfigError(doing, "it has a number too long or tables too deep to read") from None
+        raise ConfigError(doing, "a number is too long, or tables are nested too deeply") from None
     variables = _overlay(content, environment)
     try:
         config = Config.model_validate(content)
@@ -213,7 +213,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         details = error.errors(include_url=False, include_input=False)
         problems = [_problem(dict(detail), variables) for detail in details]
         raise ConfigError(doing, "; ".join(problems), "docs/reference/configuration.md lists the keys") from None
-    # paths are relative to the file, not to where somebody happens to stand
+    # paths are relative to the file, not to the current directory
     here = path.parent.absolute()
     subscription = config.subscription.model_copy(update={"directory": here / config.subscription.directory})
     target = config.target and config.target.model_copy(update={"path": here / config.target.path})
@@ -223,7 +223,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
 
 
 def _require_apart(doing: str, directory: Path, lake: Path) -> None:
-    """Refuse a lake inside the state directory, or the other way round: `walmere drop` deletes the latter."""
+    """Refuse a lake inside the state directory, or the reverse: `walmere drop` deletes the state directory."""
     try:
         state, tables = directory.resolve(), lake.resolve()
     except (OSError, RuntimeError) as error:  # a loop of symbolic links
@@ -236,11 +236,11 @@ def _require_apart(doing: str, directory: Path, lake: Path) -> None:
         wrong = f"subscription.directory {state} is inside target.path {tables}"
     else:
         return
-    raise ConfigError(doing, wrong, "give each a directory of its own")
+    raise ConfigError(doing, wrong, "set them to separate directories")
 
 
 def _overlay(content: dict[str, Any], environment: Mapping[str, str]) -> dict[tuple[str, ...], str]:
-    """Put the environment over the file. Returns which variable is where, so that an error can name it."""
+    """Apply the environment variables. Returns which variable set which key, so that an error can name it."""
     variables: dict[tuple[str, ...], str] = {}
     for name, text in environment.items():
         section, separator, key = name.removeprefix(PREFIX).lower().partition("__")
@@ -281,9 +281,9 @@ def _problem(detail: dict[str, Any], variables: Mapping[tuple[str, ...], str]) -
         case "missing":
             return f"{where} is missing"
         case "tuple_type":
-            return f'{where} is an array: ["…"]'
+            return f'{where} must be an array: ["…"]'
         case "model_type" | "dict_type":
-            return f"{where} is a table: [{where}]"
+            return f"{where} must be a table: [{where}]"
         case _:
             message = str(detail["msg"]).removeprefix("Value error, ")
             return f"{where}: {message[:1].lower()}{message[1:]}"

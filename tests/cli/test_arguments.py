@@ -31,7 +31,7 @@ BAD = {
     "not TOML": (("slot = ", "slot "), "not TOML"),
     "unknown key": (("slot = ", "colour = 'red'\nslot = "), "source.colour is not a key"),
     "unknown section": (("[subscription]", "[sauce]\na = 1\n[subscription]"), "sauce is not a key"),
-    "wrong type": (('["shop"]', '"shop"'), "source.publications is an array"),
+    "wrong type": (('["shop"]', '"shop"'), "source.publications must be an array"),
     "missing": (('slot = "walmere_shop"\n', ""), "source.slot is missing"),
     "a slot's name": (('"walmere_shop"', '"Walmere-Shop"'), "lower-case"),
     "bad DSN": (("postgresql://repl@127.0.0.1:1/shop", "postgresql://repl:Hush@host:port:port/x"), "source.dsn"),

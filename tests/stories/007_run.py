@@ -521,7 +521,7 @@ def test_a_table_that_somebody_has_taken_away_is_copied_again(database18: Databa
 
 BAD = {
     "target.kind": ("[target]", "[target]\nkind = 'papyrus'", "target.kind"),
-    "no setting of Spark": ("[spark]", "[spark]\nmemory = '1g'", "memory is no setting of Spark"),
+    "no setting of Spark": ("[spark]", "[spark]\nmemory = '1g'", "memory is not a Spark setting"),
     "a setting that Spark refuses": ("[spark]", "[spark]\n'spark.driver.memory' = 'plenty'", "plenty"),
     "a master that is none": ('"local[2]"', '"locally"', "locally"),
 }
