@@ -1,4 +1,4 @@
-"""`Subscription`: what the commands do, as methods. The commands are made of them.
+"""`Subscription`: the commands as methods. `walmere.cli` calls them.
 
     from walmere import Subscription
 
@@ -6,9 +6,8 @@
     shop.run(once=True)
     assert shop.verify().equal
 
-Everything is a call that returns when it is done, and raises a `WalmereError` that says what was being done, what went
-wrong and what to do. `run` and `receive` can be stopped from another thread, or a signal handler, with `stop`. Nothing
-of Spark is imported before it is needed.
+A method returns when it is done. It raises a `WalmereError` that says what was being done, what went wrong and what to
+do. `stop` ends `run` and `receive` from another thread or a signal handler. Spark is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Subscription:
     """A subscription, by its configuration file."""
 
     def __init__(self, file: str | Path) -> None:
-        """Read the configuration; nothing is started. Raises ConfigError if it is not usable."""
+        """Read the configuration. Raises ConfigError if it is not usable. Starts nothing."""
         self.file = Path(file)
         self.config: Config = configuration.load(self.file)
         check_dsn(self.config.source)
@@ -67,16 +66,16 @@ class Subscription:
 
     @property
     def directory(self) -> Path:
-        """Where its state is: change log, tables, ledger."""
+        """The directory of its state: change log, tables, ledger."""
         return self.config.subscription.directory
 
     @property
     def running(self) -> bool:
-        """Whether somebody runs it, here or in another process."""
+        """Whether this process or another one runs it."""
         return Lock.holder(self.directory / paths.RUN) is not None
 
     def check(self) -> list[Finding]:
-        """What is in the way of the subscription, at the source and here, and what to do about it."""
+        """Check the source and this machine. Each problem and warning comes with its fix."""
 
         def require_java() -> None:
             from walmere.spark.session import require_java
@@ -86,19 +85,19 @@ class Subscription:
         return check(self.config, require_java)
 
     def status(self) -> dict[str, Any]:
-        """Where the source is, and where we are."""
+        """Positions of the source and of the subscription, lag, and the state of the tables."""
         return status_of(self.config)
 
     def source_position(self) -> Lsn:
-        """Everything that is committed at the source now is before it."""
-        doing = translate_errors(self.config.source, "asking the source where its WAL ends")
+        """The end of the source's WAL: everything that is committed now is before it."""
+        doing = translate_errors(self.config.source, "reading the WAL position of the source")
         with doing, closing(connect(self.config.source, "walmere")) as connection:
             return catalog.insert_position(connection)
 
     def receive(self, until: Lsn | None = None, *, once: bool = False) -> Lsn:
-        """Receive into the change log, until stopped, or until everything before an LSN is durable; returns how far.
+        """Receive into the change log until stopped, or until everything before an LSN is durable. Returns the LSN.
 
-        `once`: until all that the source has committed by now is.
+        `once`: until everything that the source has committed by now is durable.
         """
         require_usable(self.directory)
         with self._stoppable():
@@ -112,40 +111,41 @@ class Subscription:
         on_progress: OnProgress | None = None,
         take_over: bool = False,
     ) -> None:
-        """Copy what is not copied yet, then apply changes; until stopped, or until everything before an LSN is applied.
+        """Copy what is not copied yet, then apply changes, until stopped, or everything before an LSN is applied.
 
-        `once`: until all that the source has committed by now is. `on_progress` is called when a table has moved on.
-        `take_over`: take tables of the target that belong to another subscription; they are copied again.
+        `once`: until everything that the source has committed by now is applied. `on_progress` is called when a table
+        has a new position or phase. `take_over`: take over tables of the target that belong to another subscription;
+        they are copied again.
         """
         require_usable(self.directory)
-        if (pid := Lock.holder(self.directory / paths.RUN)) is not None:  # before Spark starts, which takes its time
+        if (pid := Lock.holder(self.directory / paths.RUN)) is not None:  # before Spark starts, which takes seconds
             doing = f"running the subscription in {self.directory}"
-            raise ChangeLogInUse(doing, f"process {pid} runs it already", "end that process first")
+            raise ChangeLogInUse(doing, f"process {pid} runs it already", f"stop process {pid} first")
         with self._stoppable():
             until = self._until(until, once)
             self._work(self.launcher(on_progress=on_progress, take_over=take_over), until)
 
     def launcher(self, *, on_progress: OnProgress | None = None, take_over: bool = False) -> Launcher:
-        """What `run` runs: Spark is started, and all is ready."""
+        """Start Spark and return the launcher that `run` runs."""
         from walmere.running import launcher
 
         return launcher(self.config, self.file, on_progress=on_progress, take_over=take_over)
 
     def stop(self) -> None:
-        """End `run` or `receive` soon; if neither is there, then the next. Safe in a signal handler."""
+        """End `run` or `receive` soon; if neither is running, end the next call at once. Safe in a signal handler."""
         self._stopping.set()
         if self._worker is not None:
             self._worker.stop()
 
     def abandon(self) -> None:
-        """The process is about to end at once: leave nothing running."""
+        """Kill the child processes. Call it just before the process exits without cleanup."""
         abandon = getattr(self._worker, "abandon", None)
         if abandon is not None:
             abandon()
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """A call of `stop` counts once."""
+        """Forget the worker and a call of `stop` at the end, so that the next `run` is not stopped too."""
         try:
             yield
         finally:
@@ -170,7 +170,7 @@ class Subscription:
     ) -> Iterator[LoggedTransaction]:
         """The transactions of the change log that committed at or after an LSN, in commit order.
 
-        `table`: only changes of that one: its name, or schema.name. `follow`: while it is true, go on as more arrives.
+        `table`: only changes of this table, by name or schema.name. `follow`: while it returns true, wait for more.
         """
         wanted = (
             None
@@ -183,12 +183,12 @@ class Subscription:
             yield from reader.transactions(start, wanted=wanted, follow=follow)
 
     def _require_known(self, table: str, *, refuse: bool) -> None:
-        """Refuse a name that neither the log nor the tables have. Who follows may wait for a table that is to come."""
+        """Refuse a table that neither the log nor the subscription knows, or only warn: it may be added later."""
         with Manifest(self.config.changelog) as log:
             versions = [entry.relation for entry in log.entries() if isinstance(entry, RelationVersion)]
-        known = {TableName(each.namespace, each.name) for each in versions}
-        known |= {each.table for each in Tables(self.directory)}
-        if any(table in (each.name, str(each)) for each in known):
+        known = {TableName(relation.namespace, relation.name) for relation in versions}
+        known |= {state.table for state in Tables(self.directory)}
+        if any(table in (name.name, str(name)) for name in known):
             return
         names = ", ".join(sorted(map(str, known))) or "none yet"
         error = ConfigError("reading the change log", f"no table is called {table}", f"the tables are {names}")
@@ -197,9 +197,10 @@ class Subscription:
         _log.warning("%s so far (%s)", error.wrong, error.hint)
 
     def resync(self, tables: Sequence[str], *, wait: bool = True) -> list[TableName]:
-        """Copy tables again: by the run that is there, or else by one of our own. Returns which ones.
+        """Copy tables again, in the running process or, if none is running, in this one. Returns their names.
 
-        Until a new copy is complete, readers see the old one; the other tables go on. Without `wait`, it is only asked.
+        Until a new copy is complete, readers see the old one; the other tables go on. Without `wait`, only the request
+        is written.
         """
         wanted = requests.find(Tables(self.directory), tables)
         requests.ask(self.directory, wanted)
@@ -220,45 +221,45 @@ class Subscription:
     ) -> Proof:
         """Compare source and target at one LSN, every row and column of these tables, or of all.
 
-        A process that runs the subscription goes on meanwhile; if there is none, this one applies up to that LSN.
-        `on_progress` is called with a table's name, how many of its pieces are compared, and how many it has;
-        `on_verdict` with the result of each table. `wait`: seconds to wait for transactions that are open on the
-        source, and for a run that does not move on; then NotCompared is raised.
+        A running process goes on meanwhile; if none is running, this one applies changes up to that LSN. `on_progress`
+        is called with a table's name, the number of pieces compared, and the number of all its pieces; `on_verdict`
+        with the result of each table. `wait`: seconds to wait for open transactions on the source, and for a running
+        process that makes no progress; after that, NotCompared is raised.
         """
         from walmere.verify.run import verify
 
         return verify(self, tables, options, wait=wait, on_progress=on_progress, on_verdict=on_verdict)
 
     def lake(self) -> Lake:
-        """Its tables, to be read as of one LSN. Raises ConfigError if it has no target."""
+        """Its lake, to read tables as of one LSN. Raises ConfigError if it has no target."""
         from walmere.reads import configured
 
         return configured(self.file)
 
     def session(self) -> SparkSession:
-        """The Spark that `run` and `verify` work with: started, or found running in this process."""
+        """The Spark session of `run` and `verify`: the active one of this process, or a new one."""
         from walmere.running import spark
 
         return spark(self.config)
 
     def drop(self, *, keep_slot: bool = False) -> list[str]:
-        """Drop the replication slot, and delete the change log and all state. Returns what was done, in words.
+        """Drop the replication slot, and delete the change log and all state. Returns one line for each thing done.
 
-        The target's tables stay as they are. `keep_slot`: leave the source alone, because it is gone, or the slot is.
+        The target's tables stay as they are. `keep_slot`: do not connect to the source, because it or the slot is gone.
         """
         changelog = self.config.changelog
         lock = Lock(changelog) if changelog.exists() else None
         try:
-            said = [f"left slot {self.config.source.slot} alone" if keep_slot else self._drop_slot()]
+            done = [f"kept slot {self.config.source.slot}" if keep_slot else self._drop_slot()]
         except WalmereError:
             if lock is not None:
                 lock.close()
             raise
-        # out of the way in one step: a receiver that starts now makes a new log, whose files are not deleted with ours
+        # renamed first: a receiver that starts now creates a new log, which must not be deleted
         dropped = changelog.with_suffix(".dropped")
         _delete(dropped)
         if lock is None and self.running:
-            return [*said, f"there is no change log in {self.directory}"]
+            return [*done, f"there is no change log in {self.directory}"]
         if lock is not None:
             changelog.rename(dropped)
         for name in paths.FILES:
@@ -267,16 +268,16 @@ class Subscription:
             _delete(self.directory / name)
         _delete(dropped)
         if lock is None:
-            return [*said, f"there is no change log in {self.directory}"]
+            return [*done, f"there is no change log in {self.directory}"]
         lock.close()
         with contextlib.suppress(OSError):
             self.directory.rmdir()  # if nothing else is in it
-        return [*said, f"deleted the change log in {self.directory}"]
+        return [*done, f"deleted the change log in {self.directory}"]
 
     def _drop_slot(self) -> str:
         source = self.config.source
         with closing(connect(source, "walmere drop")) as connection:
-            with translate_errors(source, f"looking at replication slot {source.slot}"):
+            with translate_errors(source, f"reading replication slot {source.slot}"):
                 found = slot.read(connection, source.slot)
             if found is None:
                 return f"there is no slot {source.slot} on the source"
@@ -292,7 +293,7 @@ def _delete(directory: Path) -> None:
 
 
 def require_usable(directory: Path) -> None:
-    """Refuse a directory that cannot be made or written to, before anything is started. Makes nothing."""
+    """Refuse a directory that cannot be created or written to, before anything is started. Creates nothing."""
     place = directory
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent

@@ -1,4 +1,4 @@
-"""Neighbours that are worked on together: small files that become one, files of one task, blocks of one task."""
+"""Group neighbouring items up to a size: small files to merge, files or blocks for one task."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Item = TypeVar("Item")
 
 
 def bins(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """As many as are no larger together than that; or one that is larger by itself."""
-    together: list[Item] = []
+    """Groups of items that together have at most the size `most`; a larger item is a group by itself."""
+    group: list[Item] = []
     size = 0
     for item in items:
-        if together and size + size_of(item) > most:
-            yield together
-            together, size = [], 0
-        together.append(item)
+        if group and size + size_of(item) > most:
+            yield group
+            group, size = [], 0
+        group.append(item)
         size += size_of(item)
-    if together:
-        yield together
+    if group:
+        yield group

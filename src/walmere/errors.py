@@ -1,47 +1,47 @@
-"""One tree of errors. Each says what was being done, what went wrong, and what the user can do about it.
+"""One tree of errors. Each error says what was being done, what went wrong, and what the user can do.
 
     WalmereError
     ├── ConfigError               walmere.toml, WALMERE_… or an argument is not usable
-    ├── ProtocolError             the bytes are not what the protocol says (carries the offset)
+    ├── ProtocolError             a message does not follow the protocol (has the offset)
     ├── TypeMismatch
-    │   ├── CastError             a text is not one of its type
-    │   └── UnknownType           a type that nobody has asked the catalog about
+    │   ├── CastError             a text is not a value of its type
+    │   └── UnknownType           a type that is not in the catalog that was read
     ├── ChangeLogError
     │   ├── ChangeLogVersion      written by another version of the format
     │   ├── ChangeLogDamaged      a file is torn, missing or fails its checksum
     │   │   └── StateDamaged      a file of the subscription's state cannot be read
-    │   ├── ChangesRemoved        what is to be read is not in it any more
+    │   ├── ChangesRemoved        the changes to be read were removed from the log
     │   ├── ChangeLogInUse        another process writes this log
     │   └── ChangeLogMismatch     the log and the source do not belong together
     ├── SinkError
-    │   ├── SinkConflict          others committed at the same time, again and again          (transient)
+    │   ├── SinkConflict          other writers kept committing at the same time              (transient)
     │   ├── SinkFull              the target's disk is full
-    │   └── SinkMismatch          what is at the target is not the table it should be
-    │       └── OwnedByAnother    it belongs to another subscription
+    │   └── SinkMismatch          the table at the target is not the expected one
+    │       └── OwnedByAnother    the table belongs to another subscription
     ├── SparkError
     │   ├── SparkUnavailable      the master does not answer
     │   └── SparkEnded            the JVM has ended
-    ├── LakeError                 a lake has not what was asked for
-    │   ├── PointGone             it is older than what is kept
-    │   └── NotApplied            it is newer than what is applied yet                     (transient)
+    ├── LakeError                 a lake does not have what was asked for
+    │   ├── PointGone             the point is older than what is kept
+    │   └── NotApplied            the point is newer than what is applied                  (transient)
     ├── NotCompared               there is no point at which source and target can be compared
-    ├── NotMirrored               a table is set aside: it has what no target could hold, or cannot be told apart
-    ├── InvalidTransition         a table's state machine was used wrongly: a bug of ours
+    ├── NotMirrored               a table is set aside: the target cannot hold it, or its rows have no identity
+    ├── InvalidTransition         a wrong use of a table's state machine: a bug in Walmere
     └── SourceError
-        ├── SourceUnavailable     no connection, or it was cut                             (transient)
+        ├── SourceUnavailable     no connection, or it was lost                            (transient)
         ├── AccessRefused         the role may not do this, or may not log in
-        ├── NotConfigured         a setting of the server forbids logical replication
+        ├── NotConfigured         a setting of the server prevents logical replication
         ├── WrongSystem           another PostgreSQL system answers at this address
-        ├── TableLocked           somebody holds a lock on a table that is to be read         (transient)
+        ├── TableLocked           another session holds a lock on a table to be read       (transient)
         ├── PublicationMissing
-        ├── ColumnListsDiffer     of one table, in several publications: it cannot be decoded
+        ├── ColumnListsDiffer     one table has different lists: it cannot be decoded
         ├── SlotMissing
         ├── SlotInUse             another walsender streams from the slot                  (transient)
-        ├── SlotLost              invalidated: the WAL it needed is gone
+        ├── SlotLost              invalidated: the WAL that it needed is gone
         └── SlotUnsuitable        another plugin, another database, not logical
 
-A *transient* error may pass by itself, so the receiver tries again; any other ends it. Errors cross process borders
-(Spark's executors, the receiver's own process), so all of them pickle.
+A *transient* error may go away without action, so the receiver retries; any other error ends it. Errors are passed
+between processes (Spark executors, the receiver), so all of them pickle.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class WalmereError(Exception):
         return f"{self.doing}: {self.wrong}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """For a file that another process reads: see `from_dict`."""
+        """As JSON, for another process; `from_dict` is the inverse."""
         return {"error": type(self).__name__, "arguments": list(self.args)}
 
 
 def from_dict(stored: dict[str, Any]) -> WalmereError:
-    """The error that `to_dict` was asked of; of its nearest known class. Raises KeyError or TypeError if it is none."""
+    """The inverse of `to_dict`; an unknown class becomes WalmereError. Raises KeyError or TypeError otherwise."""
     kind = globals().get(stored["error"])
     known = isinstance(kind, type) and issubclass(kind, WalmereError)
     error: WalmereError = (kind if known else WalmereError)(*stored["arguments"])  # type: ignore[misc]
@@ -81,7 +81,7 @@ class ConfigError(WalmereError):
 
 
 class ProtocolError(WalmereError):
-    """A message is truncated or malformed. `offset` is where in the bytes given, counted from 0."""
+    """A message is truncated or malformed at byte `offset`, counted from 0."""
 
     def __init__(self, doing: str, wrong: str, hint: str = "", offset: int = 0) -> None:
         super().__init__(doing, wrong, hint)
@@ -93,23 +93,23 @@ class ProtocolError(WalmereError):
 
 
 class TypeMismatch(WalmereError):
-    """Something about the types of columns."""
+    """An error about the types of columns."""
 
 
 class CastError(TypeMismatch):
-    """A text is not one that PostgreSQL gives for a value of this type. Never shows the text."""
+    """A text is not PostgreSQL's output for a value of this type. The error never shows the text."""
 
 
 class UnknownType(TypeMismatch):
-    """A column is of a type that is neither built in nor among those the catalog was asked for."""
+    """A column has a type that is neither built in nor in the catalog that was read."""
 
 
 class ChangeLogError(WalmereError):
-    """Something about the change log on disk."""
+    """An error about the change log on disk."""
 
 
 class ChangeLogVersion(ChangeLogError):
-    """The log was written in a version of the format that this Walmere does not know."""
+    """The log has a format version that this version of Walmere does not support."""
 
 
 class ChangeLogDamaged(ChangeLogError):
@@ -121,7 +121,7 @@ class StateDamaged(ChangeLogDamaged):
 
 
 class ChangesRemoved(ChangeLogError):
-    """What is to be read is not in the log any more: it was kept for nobody."""
+    """The changes to be read were removed from the log, because no sink or reader needed them."""
 
 
 class ChangeLogInUse(ChangeLogError):
@@ -133,29 +133,29 @@ class ChangeLogMismatch(ChangeLogError):
 
 
 class SinkError(WalmereError):
-    """Something about the target."""
+    """An error about the target."""
 
 
 class SinkConflict(SinkError):
-    """Others committed to the table at the same time, again and again."""
+    """Other writers committed to the table at the same time, on every retry."""
 
     transient = True
 
 
 class SinkMismatch(SinkError):
-    """What is at the target is not the table it should be, or does not hold the rows it should."""
+    """The table at the target is not the expected one, or does not have the expected rows."""
 
 
 class OwnedByAnother(SinkMismatch):
-    """A table of the target, or the place of the subscription's points there, belongs to another subscription."""
+    """A table of the target, or the directory of the subscription's points there, belongs to another subscription."""
 
 
 class SinkFull(SinkError):
-    """The target's disk is full. Not transient: it needs somebody to make room; but changes wait in the log for it."""
+    """The target's disk is full. Not transient: a person must free space. The changes wait in the log meanwhile."""
 
 
 class SparkError(WalmereError):
-    """Something about Spark."""
+    """An error about Spark."""
 
 
 class SparkUnavailable(SparkError):
@@ -163,11 +163,11 @@ class SparkUnavailable(SparkError):
 
 
 class SparkEnded(SparkError):
-    """Spark's JVM has ended, and nothing can be done without it."""
+    """Spark's JVM has ended."""
 
 
 class LakeError(WalmereError):
-    """A lake has no such subscription, table or point, or cannot be read as asked."""
+    """A lake has no such subscription, table or point."""
 
 
 class PointGone(LakeError):
@@ -181,23 +181,23 @@ class NotApplied(LakeError):
 
 
 class NotMirrored(WalmereError):
-    """A table has something that its target could not hold, or that nobody could find again. The others go on."""
+    """A table cannot be mirrored: the target cannot hold it, or its rows have no identity. Other tables go on."""
 
 
 class NotCompared(WalmereError):
-    """Source and target cannot be compared now. That is not to say that they differ."""
+    """Source and target cannot be compared now. This does not mean that they differ."""
 
 
 class InvalidTransition(WalmereError):
-    """A state machine was used wrongly: a bug, not something a user can mend."""
+    """A wrong use of a state machine: a bug in Walmere, not something that a user can fix."""
 
 
 class SourceError(WalmereError):
-    """Something about the source server."""
+    """An error about the source server."""
 
 
 class SourceUnavailable(SourceError):
-    """There is no connection to the source, or it was cut."""
+    """There is no connection to the source, or it was lost."""
 
     transient = True
 
@@ -207,15 +207,15 @@ class AccessRefused(SourceError):
 
 
 class NotConfigured(SourceError):
-    """A setting of the server forbids what is needed."""
+    """A setting of the server prevents what is needed."""
 
 
 class WrongSystem(SourceError):
-    """Another PostgreSQL system answers than the one this subscription began with."""
+    """The server is another PostgreSQL system than the one this subscription started with."""
 
 
 class TableLocked(SourceError):
-    """Somebody holds a lock on a table, for longer than we wait."""
+    """Another session held a lock on a table until the lock timeout."""
 
     transient = True
 
@@ -225,7 +225,7 @@ class PublicationMissing(SourceError):
 
 
 class ColumnListsDiffer(SourceError):
-    """Publications have different column lists for one table, and PostgreSQL does not decode its changes then."""
+    """Publications have different column lists for one table, so PostgreSQL cannot decode its changes."""
 
 
 class SlotMissing(SourceError):
@@ -233,7 +233,7 @@ class SlotMissing(SourceError):
 
 
 class SlotInUse(SourceError):
-    """Another walsender is streaming from the slot: the slot is the fence between two receivers."""
+    """Another walsender is streaming from the slot. The slot prevents that two receivers run at the same time."""
 
     transient = True
 
@@ -243,4 +243,4 @@ class SlotLost(SourceError):
 
 
 class SlotUnsuitable(SourceError):
-    """A slot of that name exists, but it is not one this subscription can use."""
+    """A slot of that name exists, but this subscription cannot use it."""

@@ -1,7 +1,7 @@
 """Log sequence numbers, printed and parsed as PostgreSQL does (`pg_lsn`).
 
 An LSN is a byte position in the write-ahead log: 64 bits, written as two hexadecimal halves, `16/B374D848`.
-It is an `int`, so it compares, hashes, subtracts (to a number of bytes) and goes into a NumPy array as it is.
+It is an `int`: it compares, hashes, subtracts (to a number of bytes) and can be stored in a NumPy array.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Lsn(int):
 
     def __new__(cls, value: int = 0) -> Lsn:
         if not 0 <= value < 1 << 64:
-            raise ValueError(f"an LSN has 64 bits, {value} has not")
+            raise ValueError(f"{value} is not an LSN: an LSN has 64 bits")
         return super().__new__(cls, value)
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Read what `pg_lsn` prints. Raises ValueError for anything else."""
+        """Parse the text of a `pg_lsn`. Raises ValueError for anything else."""
         match = _TEXT.match(text)
         if match is None:
-            raise ValueError(f"{text!r} is not an LSN; one looks like 16/B374D848")
+            raise ValueError(f"{text!r} is not an LSN; an example is 16/B374D848")
         high, low = match.groups()
         return cls(int(high, 16) << 32 | int(low, 16))
 

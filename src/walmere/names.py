@@ -1,4 +1,4 @@
-"""What a table is called, and what tells its rows apart: `TableName` and `Identity`."""
+"""The name of a table, and what identifies its rows: `TableName` and `Identity`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NAME: Final = re.compile(r'("(?:[^"]|"")*"|[^".]+)\.("(?:[^"]|"")*"|[^".]+)\Z')
 
 
 class TableName(NamedTuple):
-    """A table of the source, in the words of its Relation message."""
+    """The schema and name of a table of the source, as in its Relation message."""
 
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        """For people, and yet no two tables have the same: where it could be mistaken, quoted as in SQL."""
+        """schema.table, unique for every table: a part with a dot or a quote is quoted as in SQL."""
         return ".".join('"' + part.replace('"', '""') + '"' if "." in part or '"' in part else part for part in self)
 
     @classmethod
@@ -32,10 +32,10 @@ class TableName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How the rows of a table are told apart: `pg_class.relreplident`, and the columns of the key if there is one.
+    """What identifies the rows of a table: `pg_class.relreplident`, and the columns of the key if there is one.
 
-    FULL with a key goes by that key (nobody gives one yet). FULL without one makes the table
-    a multiset. Anything else without a key, and NOTHING always, takes inserts only.
+    FULL with a key uses that key. FULL without a key makes the table a multiset. Any other mode without a key, and
+    NOTHING always, accepts only inserts.
     """
 
     mode: str  # d, i, f, n
@@ -43,7 +43,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         if self.mode not in (_DEFAULT, _INDEX, _FULL, _NOTHING):
-            raise ValueError(f"{self.mode!r} is no replica identity; one is d, i, f or n")
+            raise ValueError(f"{self.mode!r} is not a replica identity; it must be d, i, f or n")
 
     @property
     def keyed(self) -> bool:

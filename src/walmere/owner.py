@@ -1,7 +1,7 @@
-"""Whose a table of a lake is. It stands in the table's own metadata, so that no second subscription overwrites it.
+"""The owner of a table of a lake. It is stored in the table's metadata, so that no other subscription overwrites it.
 
-The owner is a subscription, by its name, of one database: the cluster's system identifier and the database's OID. A
-subscription that was dropped and is begun anew is the same owner.
+The owner is a subscription (its name) of one database (the cluster's system identifier and the database's OID). A
+subscription that was dropped and created again is the same owner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from walmere.errors import OwnedByAnother
 
 PROPERTY: Final = "walmere.owner"
-"""The Delta table property that has it, as JSON."""
+"""The Delta table property that has the owner, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,9 @@ class Owner:
 
     subscription: str
     system_identifier: str
-    database_oid: int  # 0: not known; a change log of an earlier version does not have it
+    database_oid: int  # 0: not known, because the change log was written by an earlier version
 
     def __str__(self) -> str:
-        """For people."""
         return (
             f"subscription {self.subscription} of the database with OID {self.database_oid}"
             f" in system {self.system_identifier}"
@@ -33,11 +32,11 @@ class Owner:
 
     @property
     def known(self) -> bool:
-        """Whether it is complete, and can be written down."""
+        """Whether all fields are known, so that it can be stored."""
         return self.database_oid != 0
 
     def same(self, other: Owner) -> bool:
-        """Whether both are one, as far as is known."""
+        """Whether both are the same owner, as far as is known."""
         databases = {self.database_oid, other.database_oid}
         return (
             (self.subscription, self.system_identifier) == (other.subscription, other.system_identifier)
@@ -45,12 +44,12 @@ class Owner:
         )  # fmt: skip
 
     def to_json(self) -> str:
-        """As it is stored."""
+        """The value of the table property."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Owner:
-        """The inverse. What cannot be read is somebody, but not us."""
+        """The inverse of `to_json`. Text that cannot be read becomes an owner that no subscription equals."""
         try:
             content = json.loads(text)
             return cls(str(content["subscription"]), str(content["system_identifier"]), int(content["database_oid"]))
@@ -59,9 +58,9 @@ class Owner:
 
 
 def owned_by_another(doing: str, what: str, owner: Owner | str) -> OwnedByAnother:
-    """The error of whoever would write to what another subscription owns."""
+    """The error for writing to a table that another subscription owns."""
     return OwnedByAnother(
         doing,
         f"{what} belongs to {owner}",
-        "give this subscription another target.path; or, to replace what is there, `walmere run --take-over`",
+        "set another target.path for this subscription; or, to replace the tables, `walmere run --take-over`",
     )

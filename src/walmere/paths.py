@@ -3,7 +3,7 @@
     changelog/            the change log
     tables.json           the state of every table: PostgreSQL's `pg_subscription_rel`
     ledger.jsonl          for every batch, the versions of the tables that belong together
-    positions/            how far the target, and every query, has applied the log
+    positions/            how far the target, and every named reader, has applied the log
     run/lock              held by the running launcher
     resync/               requests to copy tables again
     cuts/                 requests that a batch ends at an LSN
@@ -14,9 +14,9 @@
     receiver-error.json   the error that ended the receiver, with its class
     planner-error.json    the error that ended the planner of the apply query, with its class
     spark.log             what Spark logs
-    feed.json             which publications a query of format pgoutput receives into the log
+    feed.json             the publications that a query of format pgoutput receives
 
-They stand in one place, so that `walmere drop` deletes all of them, and so that nobody else uses a name twice.
+They are listed here so that `walmere drop` deletes all of them, and no name is used twice.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ SPARK_LOG: Final = "spark.log"
 FEED: Final = "feed.json"
 
 FILES: Final = (RECEIVER, RECEIVER_LOG, RECEIVER_PIDS, RECEIVER_ERROR, PLANNER_ERROR, SPARK_LOG, TABLES, LEDGER)
-"""That `walmere drop` deletes, besides the change log."""
+"""Files that `walmere drop` deletes, besides the change log."""
 DIRECTORIES: Final = (POSITIONS, RUN, RESYNC, CUTS, CHECKPOINT)
-"""The same."""
+"""Directories that `walmere drop` deletes."""
