@@ -1,7 +1,7 @@
 """PostgreSQL logical replication whose subscriber is Apache Spark.
 
-The names below are imported when they are first used: `from walmere import pgoutput` brings neither Spark nor Java nor
-a database driver.
+The names below are imported when they are first used: `from walmere import pgoutput` imports neither Spark nor a
+database driver.
 """
 
 from importlib import import_module
@@ -39,7 +39,7 @@ _LATER = {
     "read": "reads",
     "register": "source.format",
 }
-"""Where names are that need more than the standard library."""
+"""The modules of the names that need more than the standard library."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,15 +1,15 @@
-"""Reading a lake as of one point of the source: all tables at versions that belong together.
+"""Read a lake as of one point of the source: all tables at versions that belong together.
 
-The tables of a lake are committed one by one. Who reads the newest version of two of them may see a transaction in one
-and not yet in the other. A `Point` has the versions of all tables at one LSN, and every table that is read through it
-is as of that LSN: whole transactions, and nothing else.
+The tables of a lake are committed one by one. A reader of the newest versions of two tables may see a transaction in
+one and not yet in the other. A `Point` has the versions of all tables at one LSN. Every table that is read through it
+is as of that LSN and has only whole transactions.
 
     point = walmere.lake("/srv/lake").latest()
     point.lsn, point.commit_time, point.tables
     point.arrow("orders"), point.duckdb("public.lines"), point.dataframe(spark, "orders")
 
-Nothing runs for it: the subscription leaves its points in the lake. Spark and DuckDB are imported when they are asked
-for, and neither needs an extension.
+Nothing needs to be running: the subscription writes its points to the lake. Spark and DuckDB are imported only when
+they are used, and neither needs an extension.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def read(
     lsn: Lsn | str | None = None,
     at: str | datetime | None = None,
 ) -> DataFrame:
-    """One table of a lake as a DataFrame: as of an LSN or a time, or else as of the newest point.
+    """Read one table of a lake as a DataFrame: as of an LSN or a time, by default as of the newest point.
 
     The lake is given by its path, or by the `walmere.toml` of the subscription that writes it. To read several tables
-    as of the same point, take the point: `lake(…).at(…)`.
+    as of the same point, use `lake(…).at(…)`.
     """
     path = os.fspath(lake_or_config)
     by_file = path.endswith(".toml") or Path(path).is_file()
@@ -64,33 +64,33 @@ def lake(
     subscription: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Lake:
-    """A lake that a subscription writes. Its name is needed only if there are several.
+    """Open a lake. The name of the subscription is needed only if several write to it.
 
-    `storage_options` are those of `deltalake`, for a lake that is not on a local disk.
+    `storage_options` are passed to `deltalake`, for a lake that is not on a local disk.
     """
     sink = DeltaSink(os.fspath(path), storage_options=storage_options)
     doing = f"opening the lake {sink.path}"
-    there = sink.subscriptions()
-    if not there:
-        hint = "is it the path in [target]? the first batch after the copies publishes one: `walmere run`"
-        raise LakeError(doing, "no subscription has published a point there", hint)
-    if subscription is None and len(there) > 1:
-        raise LakeError(doing, "several subscriptions write there", f"say which one: {_listed(there)}")
-    if subscription is not None and subscription not in there:
-        raise LakeError(doing, f"no subscription {subscription} writes there", f"there is {_listed(there)}")
-    return Lake(sink, subscription or there[0])
+    names = sink.subscriptions()
+    if not names:
+        hint = "the path must be that of [target]; `walmere run` writes the first point after the tables are copied"
+        raise LakeError(doing, "no subscription has written a point there", hint)
+    if subscription is None and len(names) > 1:
+        raise LakeError(doing, "several subscriptions write there", f"name one of them: {_listed(names)}")
+    if subscription is not None and subscription not in names:
+        raise LakeError(doing, f"no subscription {subscription} writes there", f"name one of these: {_listed(names)}")
+    return Lake(sink, subscription or names[0])
 
 
 def configured(file: Path) -> Lake:
-    """The lake of a configuration."""
+    """Open the lake of a configuration file."""
     loaded = config.load(file)
     if loaded.target is None:
-        raise ConfigError(f"reading {file}", "there is no [target]", "only a subscription with one has a lake")
+        raise ConfigError(f"reading {file}", "there is no [target]", "add [target], which names the lake")
     return lake(loaded.target.path, loaded.subscription.name)
 
 
 class Lake:
-    """What one subscription writes."""
+    """The tables and points of one subscription."""
 
     def __init__(self, sink: DeltaSink, subscription: str) -> None:
         self._sink = sink
@@ -104,44 +104,44 @@ class Lake:
         """The newest point."""
         entry = read_latest(self._directory)
         if entry is None:
-            raise LakeError(self._doing("the newest point"), "none is published yet", "`walmere run` does it")
+            raise LakeError(self._doing("the newest point"), "there is no point yet", "`walmere run` writes points")
         return self._point(entry)
 
     def points(self) -> list[Point]:
         """All points that can be read, oldest first."""
-        there = History(self._directory).points()
-        return [self._point(entry) for entry in list(there)[there.first_readable(points.now()) :]]
+        known = History(self._directory).points()
+        return [self._point(entry) for entry in list(known)[known.first_readable(points.now()) :]]
 
     def at(self, lsn: Lsn | str | None = None, *, at: str | datetime | None = None) -> Point:
-        """The newest point that is not after an LSN, or whose newest transaction had committed by a time.
+        """The newest point at or before an LSN, or whose newest transaction had committed by a time.
 
-        Raises PointGone if that is not kept any more, and NotApplied if it is not known yet what it will be: an LSN or
-        a time behind the newest point is never answered with an older state. Without either, the newest point.
+        Without either, the newest point. Raises PointGone if the point is not kept any more, and NotApplied if the LSN
+        or time is after the newest point: changes before it may still arrive.
         """
         if lsn is not None and at is not None:
-            raise ConfigError("reading a lake", "there is both an LSN and a time", "give one of them")
+            raise ConfigError("reading a lake", "both an LSN and a time are given", "give one of them")
         if lsn is not None:
             wanted = _lsn(lsn)
-            return self._newest(f"LSN {wanted}", lambda there: there.lsns, wanted)
+            return self._newest(f"LSN {wanted}", lambda known: known.lsns, wanted)
         if at is not None:
             time = points.microseconds(_time(at))
-            return self._newest(f"{points.iso(time)}", lambda there: there.times, time)
+            return self._newest(f"{points.iso(time)}", lambda known: known.times, time)
         return self.latest()
 
     def _newest(self, wanted: str, values: Callable[[Points], Sequence[int]], limit: int) -> Point:
         doing = self._doing(wanted)
-        there = History(self._directory).points()
-        if not len(there):
-            raise LakeError(doing, "no point is published yet", "`walmere run` does it")
-        oldest, known = there.first_readable(points.now()), values(there)
-        if limit > known[-1]:
-            hint = f"wait until it is applied, or read the newest point, {_told(there, len(there) - 1)}"
-            raise NotApplied(doing, "what the source had then may not be applied yet", hint)
-        place = points.newest(known, limit)
-        if place < oldest:
-            hint = f"the oldest that can be read is {_told(there, oldest)}; [target] keep_seconds says for how long"
-            raise PointGone(doing, "that is not kept, or not any more", hint)
-        return self._point(there[place])
+        known = History(self._directory).points()
+        if not len(known):
+            raise LakeError(doing, "there is no point yet", "`walmere run` writes points")
+        oldest, ordered = known.first_readable(points.now()), values(known)
+        if limit > ordered[-1]:
+            hint = f"wait and try again, or read the newest point: {_described(known, len(known) - 1)}"
+            raise NotApplied(doing, "not all changes up to there are applied yet", hint)
+        index = points.newest(ordered, limit)
+        if index < oldest:
+            hint = f"the oldest point is {_described(known, oldest)}; [target] keep_seconds sets how long they are kept"
+            raise PointGone(doing, "the lake has no point that old", hint)
+        return self._point(known[index])
 
     def _doing(self, what: str) -> str:
         return f"reading the lake {self._sink.path} as of {what}"
@@ -153,12 +153,12 @@ class Lake:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """All tables as of one LSN. A table's name is schema.table, or without the schema if that is enough."""
+    """All tables as of one LSN. A table is named schema.table, or only table if that is unique."""
 
     lsn: Lsn
-    """Everything that committed before it is there, and nothing else."""
+    """The tables have everything that committed before it, and nothing else."""
     commit_time: datetime | None
-    """Of the newest transaction; None if there was none since the tables were copied."""
+    """Commit time of the newest transaction; None if there was none since the tables were copied."""
     _sink: DeltaSink
     _versions: Mapping[str, int]
 
@@ -171,15 +171,15 @@ class Point:
         return tuple(self._versions)
 
     def version(self, table: str) -> int:
-        """Which version of the Delta table it is."""
+        """The version of the Delta table."""
         return self._versions[self._find(table)]
 
     def path(self, table: str) -> str:
-        """Where the Delta table is."""
+        """The path of the Delta table."""
         return self._sink.location(TableName.parse(self._find(table)))
 
     def dataset(self, table: str) -> pads.Dataset:
-        """The table as a PyArrow dataset, which is read when it is asked for."""
+        """The table as a PyArrow dataset, which is read lazily."""
         return self._pinned(table).dataset()
 
     def arrow(self, table: str) -> pa.Table:
@@ -192,7 +192,7 @@ class Point:
             raise pinned.gone(error) from error
 
     def duckdb(self, table: str, connection: DuckDBPyConnection | None = None) -> DuckDBPyRelation:
-        """The table as a DuckDB relation; on DuckDB's default connection, if none is given."""
+        """The table as a DuckDB relation; by default on DuckDB's default connection."""
         from duckdb import default_connection
 
         return (connection or default_connection()).from_arrow(self.dataset(table))
@@ -216,13 +216,13 @@ class Point:
             return found[0]
         doing = f"reading table {table} as of LSN {self.lsn}"
         if found:
-            raise LakeError(doing, f"{len(found)} tables are called so", f"say which one: {_listed(found)}")
-        hint = "one that is being copied, or is changing its columns, is not there until that is done"
-        raise LakeError(doing, f"there is none; the tables are {_listed(self.tables) or 'none'}", hint)
+            raise LakeError(doing, f"{len(found)} tables have this name", f"name one of them: {_listed(found)}")
+        hint = "a table that is being copied, or whose columns are being changed, cannot be read until that is done"
+        raise LakeError(doing, f"there is no such table; the tables are {_listed(self.tables) or 'none'}", hint)
 
 
-def _told(there: Points, place: int) -> str:
-    return f"LSN {there.lsns[place]} of {points.iso(there.times[place])}"
+def _described(known: Points, index: int) -> str:
+    return f"LSN {known.lsns[index]} of {points.iso(known.times[index])}"
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -241,7 +241,7 @@ def _time(at: str | datetime) -> datetime:
     try:
         time = datetime.fromisoformat(at) if isinstance(at, str) else at
     except ValueError:
-        raise ConfigError(doing, "that is no time", "one looks like 2026-11-15T12:00:00Z") from None
+        raise ConfigError(doing, "this is not a time", "write it as 2026-11-15T12:00:00Z") from None
     if time.tzinfo is None:
-        raise ConfigError(doing, "it does not say in which zone", "one looks like 2026-11-15T12:00:00Z")
+        raise ConfigError(doing, "the time has no time zone", "write it as 2026-11-15T12:00:00Z")
     return time.astimezone(UTC)

@@ -1,4 +1,4 @@
-"""Builds a run: source, Spark and target put together. Importing this imports Spark."""
+"""Builds a run from source, Spark and target. Importing this module imports Spark."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _POLL: Final = 0.05
 
 
 class RunProgress:
-    """What `walmere run --json` prints: where every table is, whenever one has moved on.
+    """What `walmere run --json` prints: the state of every table, whenever it has changed.
 
-    It polls in its own thread: tables may be in the lake before the apply query has started.
+    It polls in its own thread, because tables may be copied before the apply query has started.
     """
 
     def __init__(self, tables: Tables, on_progress: OnProgress) -> None:
@@ -50,27 +50,27 @@ class RunProgress:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        with contextlib.suppress(OSError):  # stdout is closed; the launcher will find that, too
+        with contextlib.suppress(OSError):  # stdout is closed; the launcher reports that
             while not self._ended.wait(_POLL):
                 self.poll()
 
     def end(self) -> None:
-        """Report what the last batch applied, and then no more."""
+        """Report the last batch, then stop."""
         self._ended.set()
         self.poll()
 
     def batch_applied(self, applied: Sequence[Applied], lsn: Lsn) -> None:
         """Count the changes of a batch."""
-        for each in applied:
-            self._changes[each.oid] += each.changes
-        self._applied = str(lsn)  # after the changes: a report with this LSN has them
+        for table in applied:
+            self._changes[table.oid] += table.changes
+        self._applied = str(lsn)  # set after the changes, so that a report with this LSN includes them
 
     def poll(self) -> None:
-        """Report where the tables are, if that is new."""
+        """Report the state of the tables if it has changed."""
         with self._polling:
             applied = self._applied
             changes = self._changes
-            tables = [{"name": each.name, **to_json(each), "changes": changes[each.oid]} for each in self._tables]
+            tables = [{"name": table.name, **to_json(table), "changes": changes[table.oid]} for table in self._tables]
             now = {"applied_lsn": applied, "tables": tables}
             if now != self._reported:
                 self._on_progress(now)
@@ -78,13 +78,13 @@ class RunProgress:
 
 
 def spark(config: Config) -> SparkSession:
-    """The Spark session that the configuration names: started, or the one that runs in this process."""
+    """The Spark session of the configuration: the active one of this process, or a new one."""
     log = config.subscription.directory / paths.SPARK_LOG
     return session(config.subscription.name, config.spark.master, config.spark.settings, log)
 
 
 def sink(config: Config, file: Path) -> Sink:
-    """The target."""
+    """The sink that writes to the target."""
     if config.target is None:
         raise ConfigError(f"reading {file}", "there is no [target]", 'add [target] with kind = "delta" and path = "…"')
     return DeltaSink(str(config.target.path), keep_seconds=config.target.keep_seconds)
@@ -98,13 +98,13 @@ def launcher(
     on_batch: OnBatch = lambda *_: None,
     take_over: bool = False,
 ) -> Launcher:
-    """Start Spark and make a launcher that is ready to run.
+    """Start Spark and create a launcher that is ready to run.
 
-    `on_progress` is called when a table has moved on, `on_batch` after each batch; give one of them.
+    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch; give one of them.
     """
     target = sink(config, file)
     directory, name = config.subscription.directory, config.subscription.name
-    tables = Tables(directory)  # first: it is refused if it is damaged, and Spark takes seconds to start
+    tables = Tables(directory)  # before Spark starts, which takes seconds: a damaged file is refused here
     started = spark(config)
     gather = config.target is not None and config.target.gather_partitions
     sync = TableSync(config.source, name, tables, target, SparkTasks(started, "copy"), gather=gather)

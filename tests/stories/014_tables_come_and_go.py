@@ -124,7 +124,7 @@ def test_a_table_is_copied_again_on_request_and_readers_see_the_old_contents_unt
         result = walmere("resync", "-c", mirror.file, "t")
         looking.set()
         reader.join()
-        assert (result.returncode, result.stdout) == (0, "public.t: copied again by the run that is there\n"), result
+        assert (result.returncode, result.stdout) == (0, "public.t: copied again by the running process\n"), result
         mirror.becomes_equal("t", "other")
     assert seen <= {999, 1000}
     after, other = state(mirror, "public.t"), state(mirror, "public.other")

@@ -177,7 +177,7 @@ def test_what_is_published_is_what_the_ledger_has_and_a_run_puts_it_right(databa
 
     (published / "latest.json").unlink()
     (published / "ledger.jsonl").write_text("")  # as if a crash had come before they were durable
-    with pytest.raises(LakeError, match="none is published"):
+    with pytest.raises(LakeError, match="there is no point yet"):
         lake.latest()
     database.execute("INSERT INTO giro VALUES (0, 0)")
     mirror.run_once()

@@ -228,7 +228,7 @@ def test_a_table_restored_from_a_backup_or_changed_by_others_is_copied_again_if_
     mirror.assert_equal("t", "other")
     assert_points_agree(mirror)
 
-    # RESTORE: the LSN stays, and the rows are old; noticed by the run that is there
+    # RESTORE: the LSN stays, and the rows are old; noticed by the running process
     with mirror.following():
         database.execute("INSERT INTO t VALUES (201, 'c')")
         mirror.becomes_equal("t")

@@ -1,7 +1,7 @@
-"""The commands. Each reads the configuration, does its work elsewhere, and prints through `output`.
+"""The commands. Each reads the configuration, calls `walmere.api`, and prints with `output`.
 
-Exit codes: 0 fine; 1 something is wrong, at the source, in the log, or found by `check`; 2 the configuration or the
-arguments are not usable, and nothing was started; 3 `verify` could not compare.
+Exit codes: 0 success; 1 an error, or a problem found by `check`; 2 the configuration or the arguments are not usable,
+and nothing was started; 3 `verify` could not compare.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from walmere.errors import ConfigError, NotCompared, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.storage import write_error
 
-# What a command needs beyond this is imported when it runs: `receive` is started often and should start fast.
+# Other modules are imported by the commands that need them: `receive` is started often and must start fast.
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,20 +34,20 @@ app = typer.Typer(
     help="PostgreSQL logical replication whose subscriber is Apache Spark.",
 )
 
-ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="walmere.toml", show_default=True)]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.", show_default=True)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _DEFAULT = Path("walmere.toml")
-_ENDING: Final = 9.0
+_STOP_TIMEOUT: Final = 9.0
 """Seconds that a command has to end after the first signal."""
 
 
 def main() -> None:
-    """Run a command; errors become one message and an exit code."""
+    """Run a command. An error becomes a message on stderr and an exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # do not fail on a terminal that is not UTF-8
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    _log_as("walmere: %(message)s")
+    _set_log_format("walmere: %(message)s")
     try:
         app()
     except ConfigError as error:
@@ -57,23 +57,23 @@ def main() -> None:
 
 
 def _fail(error: WalmereError | OSError, code: int) -> NoReturn:
-    said = str(error)
+    text = str(error)
     if isinstance(error, OSError) and error.filename is not None:
-        said = f"{error.filename}: {error.strerror}"
-    print(f"walmere: {said}", file=sys.stderr)
+        text = f"{error.filename}: {error.strerror}"
+    print(f"walmere: {text}", file=sys.stderr)
     sys.exit(code)
 
 
 class _OneLine(logging.Formatter):
-    """A line for each warning, whatever is in it."""
+    """One line for each warning."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(super().format(record).split("\n")[:2])  # the second is a hint; what follows, a traceback
+        return " ".join(super().format(record).split("\n")[:2])  # the second line is a hint; the others are a traceback
 
 
-def _log_as(form: str) -> None:
+def _set_log_format(pattern: str) -> None:
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(_OneLine(form))
+        handler.setFormatter(_OneLine(pattern))
 
 
 def _lsn(text: str) -> Lsn:
@@ -84,7 +84,7 @@ def _lsn(text: str) -> Lsn:
 
 
 @app.callback(invoke_without_command=True)
-def _main(version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False) -> None:
+def _main(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         print(walmere.__version__)
         raise typer.Exit
@@ -92,12 +92,12 @@ def _main(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @app.command()
 def demo(
-    directory: Annotated[Path, typer.Option(help="Where to put everything.")] = Path("walmere-demo"),
-    rows: Annotated[int, typer.Option(min=1000, help="To load into the shop at first.")] = 300_000,
-    seconds: Annotated[float, typer.Option(min=1, help="How long the writers write.")] = 30,
+    directory: Annotated[Path, typer.Option(help="The directory for all files of the demo.")] = Path("walmere-demo"),
+    rows: Annotated[int, typer.Option(min=1000, help="Rows to load before the copy.")] = 300_000,
+    seconds: Annotated[float, typer.Option(min=1, help="How long the writers run.")] = 30,
     json: AsJson = False,
 ) -> None:
-    """See it work: a PostgreSQL of its own, a shop with live writers, its mirror, and the proof that both are equal."""
+    """Show Walmere at work: start a PostgreSQL server with a small shop and live writers, mirror it, compare both."""
     from walmere.demo.app import DemoOptions, main
 
     raise typer.Exit(main(DemoOptions(directory, rows, seconds, json)))
@@ -105,7 +105,7 @@ def demo(
 
 @app.command()
 def check(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
-    """Look whether the source can be received from, and say what to do where it cannot."""
+    """Check the source and this machine. Each problem and warning comes with its fix. Exits with 1 on a problem."""
     from walmere.cli import output
     from walmere.publisher.connect import describe
 
@@ -119,14 +119,16 @@ def check(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
 @app.command()
 def receive(
     config: ConfigFile = _DEFAULT,
-    until: Annotated[Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="End when this LSN is durable.")] = None,
-    once: Annotated[bool, typer.Option(help="End when all that the source has now is durable.")] = False,
-    error_file: Annotated[Path | None, typer.Option(hidden=True)] = None,  # where `run` looks for what ended us
+    until: Annotated[
+        Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="Stop when this LSN is durable.")
+    ] = None,
+    once: Annotated[bool, typer.Option(help="Stop when everything that is committed now is durable.")] = False,
+    error_file: Annotated[Path | None, typer.Option(hidden=True)] = None,  # `run` reads the error from there
 ) -> None:
     """Receive the publication into the change log, until stopped."""
     logging.getLogger().setLevel(logging.INFO)
-    _log_as("%(asctime)s %(levelname)s %(message)s")
-    with _reported(error_file):
+    _set_log_format("%(asctime)s %(levelname)s %(message)s")
+    with _write_error_to(error_file):
         subscription = Subscription(config)
         with _stopped_by_signals(subscription):
             durable = subscription.receive(until, once=once)
@@ -136,14 +138,16 @@ def receive(
 @app.command()
 def run(
     config: ConfigFile = _DEFAULT,
-    until: Annotated[Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="End when this LSN is applied.")] = None,
-    once: Annotated[bool, typer.Option(help="End when all that the source has now is applied.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="For machines: a line whenever something has moved on.")] = False,
+    until: Annotated[
+        Lsn | None, typer.Option(parser=_lsn, metavar="LSN", help="Stop when this LSN is applied.")
+    ] = None,
+    once: Annotated[bool, typer.Option(help="Stop when everything that is committed now is applied.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON whenever a table has changed.")] = False,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take tables of the target that belong to another subscription.")
+        bool, typer.Option("--take-over", help="Take over tables of the target that belong to another subscription.")
     ] = False,
 ) -> None:
-    """Copy what is not copied yet into the target, then apply changes, until stopped."""
+    """Copy tables that are not copied yet to the target, then apply changes, until stopped."""
     from walmere.cli import output
 
     subscription = Subscription(config)
@@ -153,9 +157,9 @@ def run(
 
 @app.command()
 def resync(
-    tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="Name, or schema.name.")],
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="table or schema.table")],
     config: ConfigFile = _DEFAULT,
-    wait: Annotated[bool, typer.Option(help="Until the new copies are there.")] = True,
+    wait: Annotated[bool, typer.Option(help="Wait until the new copies are complete.")] = True,
 ) -> None:
     """Copy tables again. Until a new copy is complete, readers see the old one; the other tables go on."""
     subscription = Subscription(config)
@@ -163,23 +167,23 @@ def resync(
     with contextlib.nullcontext() if running else _stopped_by_signals(subscription):
         names = ", ".join(map(str, subscription.resync(tables, wait=wait)))
     if not wait:
-        print(f"{names}: to be copied again by the run that is there, or the next")
+        print(f"{names}: will be copied again by the running process, or by the next `walmere run`")
     else:
-        print(f"{names}: copied again by the run that is there" if running else f"{names}: copied again")
+        print(f"{names}: copied again by the running process" if running else f"{names}: copied again")
 
 
 @app.command()
 def verify(
     config: ConfigFile = _DEFAULT,
-    table: Annotated[list[str] | None, typer.Option(help="Only this table: name, or schema.name. Repeatable.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table: table or schema.table. Repeatable.")] = None,
     sample: Annotated[
-        float | None, typer.Option(min=0.001, max=100, metavar="PERCENT", help="Compare only so much of each table.")
+        float | None, typer.Option(min=0.001, max=100, metavar="PERCENT", help="Compare only this part of each table.")
     ] = None,
-    show_values: Annotated[bool, typer.Option(help="Show what both sides have, not only where they differ.")] = False,
-    examples: Annotated[int, typer.Option(min=0, help="Rows that differ to name, of each table.")] = 20,
+    show_values: Annotated[bool, typer.Option(help="Show the values of rows that differ.")] = False,
+    examples: Annotated[int, typer.Option(min=0, help="How many different rows to list for each table.")] = 20,
     wait: Annotated[
         float,
-        typer.Option(min=0.1, metavar="SECONDS", help="For open transactions, and for a run that does not move on."),
+        typer.Option(min=0.1, metavar="SECONDS", help="Limit of the wait for open transactions, or for progress."),
     ] = 60,
     json: AsJson = False,
 ) -> None:
@@ -192,11 +196,11 @@ def verify(
 
     subscription = Subscription(config)
     options = VerifyOptions(sample=sample, show_values=show_values, examples=examples)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, at any point
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the command as Ctrl-C does
     try:
-        with comparing.comparing() as shown:
+        with comparing.progress_display() as display:
             proof = subscription.verify(
-                table or (), options, wait=wait, on_progress=shown.progress, on_verdict=shown.verdict
+                table or (), options, wait=wait, on_progress=display.progress, on_verdict=display.verdict
             )
     except NotCompared as error:
         _fail(error, 3)
@@ -206,8 +210,8 @@ def verify(
 
 
 @contextlib.contextmanager
-def _reported(path: Path | None) -> Iterator[None]:
-    """Write an error also to a file, with its class."""
+def _write_error_to(path: Path | None) -> Iterator[None]:
+    """Write an error to a file too, with its class."""
     try:
         yield
     except (WalmereError, OSError) as error:
@@ -219,14 +223,14 @@ def _reported(path: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped_by_signals(worker: Subscription) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the work soon, and in any case within `_ENDING`; a second one ends it at once.
+    """The first SIGINT or SIGTERM stops the worker within `_STOP_TIMEOUT`; the second one exits at once.
 
-    It may be ended at any point, as by `kill -9`: what was confirmed is durable, and what was not is done again.
+    Exiting at any point is safe, as with `kill -9`: confirmed changes are durable, and others are received again.
     """
     wanted = (signal.SIGINT, signal.SIGTERM)
     signals = 0
 
-    def end_now(code: int) -> None:
+    def exit_now(code: int) -> None:
         worker.abandon()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -234,17 +238,17 @@ def _stopped_by_signals(worker: Subscription) -> Iterator[None]:
         os._exit(code)
 
     def give_up() -> None:
-        print(f"walmere: some work did not stop within {_ENDING:.0f} s; exiting anyway", file=sys.stderr)
-        end_now(0)
+        print(f"walmere: some work did not stop within {_STOP_TIMEOUT:.0f} s; exiting anyway", file=sys.stderr)
+        exit_now(0)
 
-    watchdog = threading.Timer(_ENDING, give_up)
+    watchdog = threading.Timer(_STOP_TIMEOUT, give_up)
     watchdog.daemon = True
 
     def handle(number: int, _: object) -> None:
         nonlocal signals
         signals += 1
         if signals > 1:
-            end_now(128 + number)
+            exit_now(128 + number)
         watchdog.start()
         worker.stop()
 
@@ -253,7 +257,7 @@ def _stopped_by_signals(worker: Subscription) -> Iterator[None]:
         yield
     finally:
         watchdog.cancel()
-        if not signals:  # else the command is about to end, and a second one still ends it at once
+        if not signals:  # otherwise the command is ending, and a second signal must still exit at once
             for number, handler in zip(wanted, before, strict=True):
                 signal.signal(number, handler)
 
@@ -261,8 +265,8 @@ def _stopped_by_signals(worker: Subscription) -> Iterator[None]:
 @app.command()
 def log(
     config: ConfigFile = _DEFAULT,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more arrives.")] = False,
-    table: Annotated[str | None, typer.Option(help="Only changes of this table: name, or schema.name.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more transactions.")] = False,
+    table: Annotated[str | None, typer.Option(help="Only changes of this table: table or schema.table.")] = None,
     start: Annotated[
         Lsn | None, typer.Option("--from", parser=_lsn, metavar="LSN", help="Only what committed at or after this LSN.")
     ] = None,
@@ -271,19 +275,19 @@ def log(
     """Show the transactions of the change log."""
     from walmere.cli import output
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, at any point
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the command as Ctrl-C does
     try:
         for transaction in Subscription(config).transactions(start or INVALID_LSN, table, follow=lambda: follow):
             output.transaction(transaction, as_json=json)
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # `walmere log | head`: nobody reads on, not even what is still in the buffer
+    except BrokenPipeError:  # `walmere log | head`: the pipe is closed, so the rest of the buffer cannot be flushed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()
 def status(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
-    """Show where the source is, and where we are. Exits with 1 if the source does not answer."""
+    """Show slot, positions, lag and tables. Exits with 1 if the source does not answer."""
     from walmere.cli import output
 
     state = Subscription(config).status()
@@ -295,7 +299,7 @@ def status(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
 @app.command()
 def drop(
     config: ConfigFile = _DEFAULT,
-    keep_slot: Annotated[bool, typer.Option(help="Leave the source alone: it is gone, or the slot is.")] = False,
+    keep_slot: Annotated[bool, typer.Option(help="Do not connect to the source: it or the slot is gone.")] = False,
 ) -> None:
     """Drop the replication slot, and delete the change log and all state. The target's tables stay as they are."""
     for line in Subscription(config).drop(keep_slot=keep_slot):

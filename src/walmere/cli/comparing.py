@@ -1,4 +1,4 @@
-"""How a proof is shown: on stderr while it is made; then as a table and the rows that differ, or as JSON."""
+"""The output of `verify`: progress on stderr, then a table and the rows that differ, or JSON."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _MARKS: Final = {
 }
 
 
-class Shown:
-    """The progress of a proof: bars on a terminal; elsewhere a line for each table that is done."""
+class ProgressDisplay:
+    """The progress of a comparison: bars on a terminal; elsewhere a line for each table that is done."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._lock = threading.Lock()  # tables are compared side by side
+        self._lock = threading.Lock()  # tables are compared in parallel
         self._tasks: dict[str, TaskID] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def progress(self, table: str, done: int, pieces: int) -> None:
-        """So many of its pieces are compared."""
+        """Show how many pieces of a table are compared."""
         with self._lock:
             if table not in self._tasks:
                 self._tasks[table] = self.bars.add_task(escape(table), total=pieces)
             self.bars.update(self._tasks[table], completed=done, total=pieces)
 
     def verdict(self, verdict: Verdict) -> None:
-        """It is done."""
+        """Show the result of a table."""
         with self._lock:
             if verdict.name in self._tasks:
                 self.bars.remove_task(self._tasks.pop(verdict.name))
@@ -52,51 +52,51 @@ class Shown:
 
 
 @contextlib.contextmanager
-def comparing() -> Iterator[Shown]:
-    """Show how it gets on."""
-    shown = Shown(Console(file=sys.stderr, highlight=False))
-    with shown.bars:
-        yield shown
+def progress_display() -> Iterator[ProgressDisplay]:
+    """Show the progress on stderr while the context is open."""
+    display = ProgressDisplay(Console(file=sys.stderr, highlight=False))
+    with display.bars:
+        yield display
 
 
-def proof(made: Proof, *, as_json: bool) -> None:
-    """What came of it."""
+def proof(result: Proof, *, as_json: bool) -> None:
+    """Print the result."""
     if as_json:
-        print(json.dumps(made.to_json(), indent=2))
+        print(json.dumps(result.to_json(), indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
     table = Table("table", "", "source", "target", "missing", "extra", "different", box=None, pad_edge=False)
-    for each in made.tables:
-        counts = (each.source_rows, each.target_rows, each.missing, each.extra, each.different)
-        table.add_row(escape(each.name), _MARKS[each.equal], *(f"{count:,}" for count in counts))
+    for verdict in result.tables:
+        counts = (verdict.source_rows, verdict.target_rows, verdict.missing, verdict.extra, verdict.different)
+        table.add_row(escape(verdict.name), _MARKS[verdict.equal], *(f"{count:,}" for count in counts))
     console.print(table)
-    for each in made.tables:
-        for line in _details(each):
+    for verdict in result.tables:
+        for line in _details(verdict):
             console.print(escape(line))
-    console.print(f"{_MARKS[made.equal]} at {made.lsn}")
+    console.print(f"{_MARKS[result.equal]} at {result.lsn}")
 
 
 def _details(verdict: Verdict) -> Iterator[str]:
     if verdict.error is not None:
         yield f"{verdict.name}: {verdict.error}"
     if verdict.unrecorded_rejects:
-        yield f"{verdict.name}: {verdict.unrecorded_rejects:,} values are NULL there and not among its rejects either"
+        yield f"{verdict.name}: {verdict.unrecorded_rejects:,} values are NULL in the target and not in its rejects"
     if verdict.sample is not None:
-        yield f"{verdict.name}: a sample of {verdict.sample:g} %"
-    for each in verdict.examples:
-        yield f"{verdict.name}: {_difference(each)}"
-    named = len(verdict.examples)
-    others = verdict.missing + verdict.extra + verdict.different - named
-    if named and others > 0:
+        yield f"{verdict.name}: only a sample of {verdict.sample:g} % was compared"
+    for example in verdict.examples:
+        yield f"{verdict.name}: {_difference(example)}"
+    listed = len(verdict.examples)
+    others = verdict.missing + verdict.extra + verdict.different - listed
+    if listed and others > 0:
         yield f"{verdict.name}: and {others:,} more"
 
 
-def _difference(each: Difference) -> str:
-    key = ", ".join(f"{name}={'NULL' if text is None else text}" for name, text in each.key.items())
-    said = f"{each.what} {f'({key})' if key else 'row'}"
-    if each.columns:
-        said += f" in {', '.join(each.columns)}"
-    for side, values in (("source", each.source), ("target", each.target)):
+def _difference(example: Difference) -> str:
+    key = ", ".join(f"{name}={'NULL' if text is None else text}" for name, text in example.key.items())
+    line = f"{example.what} {f'({key})' if key else 'row'}"
+    if example.columns:
+        line += f" in {', '.join(example.columns)}"
+    for side, values in (("source", example.source), ("target", example.target)):
         if values is not None:
-            said += f"\n    {side}: " + ", ".join(f"{name}={'NULL' if v is None else v}" for name, v in values.items())
-    return said
+            line += f"\n    {side}: " + ", ".join(f"{name}={'NULL' if v is None else v}" for name, v in values.items())
+    return line

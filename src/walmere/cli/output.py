@@ -1,4 +1,4 @@
-"""How things are shown: to people on a terminal, or as JSON to machines. No command prints in any other way."""
+"""The output of the commands: text for a terminal, or JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKS = {"ok": "[green]✓[/green]", "warning": "[yellow]![/yellow]", "problem"
 
 
 def findings(source: str, report: Sequence[Finding], *, as_json: bool) -> None:
-    """What `check` found."""
+    """Print the findings of `check`."""
     if as_json:
         fine = all(finding.level != "problem" for finding in report)
         print(json.dumps({"source": source, "ok": fine, "findings": [asdict(finding) for finding in report]}, indent=2))
@@ -38,7 +38,7 @@ def findings(source: str, report: Sequence[Finding], *, as_json: bool) -> None:
 
 
 def status(state: dict[str, Any], *, as_json: bool) -> None:
-    """Where everything is."""
+    """Print the output of `status`."""
     if as_json:
         print(json.dumps(state, indent=2))
         return
@@ -65,7 +65,7 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
         for row in state["tables"]:
             table.add_row(
                 escape(row["name"]),
-                row["phase"] if row["published"] else "not published any more",
+                row["phase"] if row["published"] else "no longer published",
                 str(row["rows_copied"]),
                 row["applied_lsn"] or "–",
                 "–" if row["lag_seconds"] is None else _seconds(row["lag_seconds"]),
@@ -77,18 +77,18 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
                 console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
             if row["next_copy"] is not None:
                 console.print(
-                    f"  {escape(row['name'])}: copying it did not help; the next copy is at {row['next_copy']}, when"
-                    f" the table is altered, or by `walmere resync {escape(row['name'])}`"
+                    f"  {escape(row['name'])}: its changes were refused again after a copy; the next copy is at"
+                    f" {row['next_copy']}, when the table is altered, or with `walmere resync {escape(row['name'])}`"
                 )
             if row["locked"] is not None:
-                console.print(f"  {escape(row['name'])}: it is locked at the source: {escape(row['locked'])}")
+                console.print(f"  {escape(row['name'])}: the table is locked at the source: {escape(row['locked'])}")
 
 
 def _lag(of: Mapping[str, Any]) -> str:
     size = None if of["lag_bytes"] is None else _bytes(of["lag_bytes"])
     if of["lag_seconds"] is not None:
         return ", ".join(part for part in (size, _seconds(of["lag_seconds"])) if part)
-    why = "" if of.get("receiver", {"running": True})["running"] else ": nothing receives"
+    why = "" if of.get("receiver", {"running": True})["running"] else ": no receiver is running"
     return ", ".join(part for part in (size, f"seconds unknown{why}") if part)
 
 
@@ -100,14 +100,14 @@ def _seconds(count: float) -> str:
 
 
 def progress(now: Mapping[str, Any]) -> None:
-    """Where a run is: a line for machines, with the time in seconds of Unix time."""
+    """Print the progress of a run as a line of JSON. `time` is Unix time in seconds."""
     print(json.dumps({"time": round(time.time(), 3), **now}), flush=True)
 
 
 def transaction(logged: LoggedTransaction, *, as_json: bool) -> None:
-    """One transaction; written piece by piece, since it may be larger than memory."""
+    """Print one transaction, change by change: it may be larger than memory."""
     if as_json:
-        escaped = sys.stdout.encoding.lower() != "utf-8"  # JSON can say anything in ASCII
+        escaped = sys.stdout.encoding.lower() != "utf-8"  # then write JSON in ASCII
         head = {
             "xid": logged.xid,
             "commit_lsn": str(logged.commit_lsn),
@@ -128,7 +128,7 @@ def transaction(logged: LoggedTransaction, *, as_json: bool) -> None:
 
 
 def _change(change: Change) -> dict[str, Any]:
-    """A change for machines. Values are PostgreSQL's text; bytes that are not UTF-8 do not occur in text."""
+    """A change as JSON. Values are PostgreSQL's text."""
     shown: dict[str, Any] = {"kind": type(change.message).__name__.lower(), "lsn": str(change.lsn)}
     match message := change.message:
         case m.LogicalMessage():
@@ -149,7 +149,7 @@ def _change(change: Change) -> dict[str, Any]:
 
 
 def _line(change: Change) -> str:
-    """A change for people."""
+    """A change as a line of text."""
     match message := change.message:
         case m.LogicalMessage():
             return f"MESSAGE {message.prefix}: {message.content.decode(errors='backslashreplace')!r}"
@@ -168,7 +168,7 @@ def _line(change: Change) -> str:
 
 
 def _pairs(relation: m.Relation, values: m.Tuple, part: str) -> Iterable[tuple[str, m.Value]]:
-    """Columns and values; of a key tuple only the key, since its other columns say nothing."""
+    """Columns and values; of a key tuple only the key columns, because the others are not sent."""
     for column, value in zip(relation.columns, values, strict=False):
         if part != "key" or column.is_key:
             yield column.name, value
