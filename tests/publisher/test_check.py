@@ -399,7 +399,7 @@ def test_tables_that_are_left_out_can_be_brought_in_or_taken_apart(half_publishe
     [(_, _, fix)] = [
         said for said in trouble(source_of(half_published, "all_tables"), "foreign_tables") if "distant" in said[1]
     ]
-    assert fix == '-- publish it where its rows are, behind foreign server "Far away"'
+    assert fix == '-- publish it on the server that has its rows: foreign server "Far away"'
 
 
 def test_an_idle_database_without_heartbeat_is_a_warning(shop: Database) -> None:

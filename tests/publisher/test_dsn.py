@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from walmere.config import Source
 from walmere.errors import ConfigError
-from walmere.publisher.connect import check_dsn, conninfo_of, describe, shown
+from walmere.publisher.connect import check_dsn, conninfo_of, describe, dsn_without_secrets
 
 SECRET = "s3cr3t"
 
@@ -122,7 +122,7 @@ def test_an_address_for_people_has_no_password(dsn: str, address: str) -> None:
 
 def test_a_string_for_pasting_has_no_secret_and_nothing_else_is_lost() -> None:
     source = source_of(f"postgresql://u:{SECRET}@h/d%20b?sslpassword={SECRET}&replication=true", SECRET)
-    assert shown(source, replication="database") == "user=u dbname='d b' host=h replication=database"
+    assert dsn_without_secrets(source, replication="database") == "user=u dbname='d b' host=h replication=database"
 
 
 def test_timeouts_of_tcp_follow_the_timeout_of_the_source_unless_the_dsn_has_its_own() -> None:

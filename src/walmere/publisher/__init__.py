@@ -1,1 +1,1 @@
-"""Everything that is asked of the source server. Only this package speaks to it."""
+"""All access to the source server. No other package connects to it."""

@@ -1,4 +1,4 @@
-"""What each PostgreSQL version can do, in one place."""
+"""The features of each PostgreSQL version that Walmere uses."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ NEWEST_TESTED: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Of one server."""
+    """The features of one server."""
 
     version: int  # server_version_num
 
     @property
     def major(self) -> int:
-        """18 of 180006."""
+        """The major version: 18 for 180006."""
         return self.version // 10_000
 
     @property
     def protocol(self) -> int:
-        """The highest version of the logical replication protocol: streaming is 2, two-phase 3, parallel 4."""
+        """The highest version of the logical replication protocol: 2 has streaming, 3 two-phase, 4 parallel."""
         return {14: 2, 15: 3}.get(self.major, 4)
 
     @property
     def streaming(self) -> str:
-        """`parallel` differs on the wire only in that a Stream Abort says when it was."""
+        """The value of the option `streaming`. With `parallel`, a Stream Abort also has its LSN and time."""
         return "parallel" if self.major >= 16 else "on"
 
     @property

@@ -1,4 +1,4 @@
-"""What the source's catalogs say: publications and their tables, and the types of columns."""
+"""Queries of the source's catalogs: publications and their tables, types of columns, WAL positions."""
 
 from __future__ import annotations
 
@@ -19,27 +19,24 @@ from walmere.types.builtin import BUILT_IN
 from walmere.types.pgtype import PgType, TypType
 
 LOCK_TIMEOUT: Final = "5s"
-"""How long a question to the catalogs waits for a table that somebody has locked."""
+"""How long a catalog query waits for a locked table."""
 STATEMENT_TIMEOUT: Final = "60s"
-
-
-# above 0: only then; below 0: with every rewrite, TRUNCATE too
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table as the publications publish it: a partition root may stand for its partitions."""
+    """A table as the publications publish it; a partitioned table may be published in place of its partitions."""
 
     oid: int
     schema: str
     name: str
     columns: tuple[str, ...]
-    leaves: tuple[tuple[int, int], ...]  # of a partitioned table: who holds its rows, and since which transaction
-    partial: bool  # `publish` leaves out updates, deletes or truncates
+    leaves: tuple[tuple[int, int], ...]  # of a partitioned table: (OID, xid that attached it)
+    partial: bool  # `publish` does not include updates, deletes or truncates
     publication_fingerprint: str  # changes when the publications publish the table in another way
     layout: Layout
-    gathered: bool = False  # it is not published itself, but these leaves are, and are to be one table
-    identity: TreeIdentity | None = None  # of a partitioned table; None: the stream says it
+    gathered: bool = False  # the leaves are published under their own names, and mirrored as one table
+    identity: TreeIdentity | None = None  # of a partitioned table; None: use that of the Relation message
     xid: int = field(default=0, compare=False)  # when this was read, every transaction before it had ended
 
 
@@ -49,7 +46,7 @@ def require_publications(connection: Connection, names: tuple[str, ...]) -> None
     missing = sorted(set(names) - {name for (name,) in found})
     if missing:
         raise PublicationMissing(
-            "looking for the publications",
+            "reading the publications",
             f"there is no publication {', '.join(missing)} in database {connection.info.dbname}",
             f"CREATE PUBLICATION {Identifier(missing[0]).as_string(connection)} FOR ALL TABLES (or FOR TABLE …) there, "
             "or correct source.publications",
@@ -57,7 +54,7 @@ def require_publications(connection: Connection, names: tuple[str, ...]) -> None
 
 
 def set_timeouts(connection: Connection) -> None:
-    """Bound what questions to the catalogs may wait for: somebody's lock on a table, or a server with much to do."""
+    """Limit how long catalog queries may take: a table may be locked, or the server busy."""
     connection.execute(
         "SELECT pg_catalog.set_config('lock_timeout', %s, false),"
         " pg_catalog.set_config('statement_timeout', %s, false)",
@@ -66,7 +63,7 @@ def set_timeouts(connection: Connection) -> None:
 
 
 def locked_tables(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
-    """Those of the relations that somebody holds ACCESS EXCLUSIVE on, and who: nobody can read them meanwhile."""
+    """The relations that a session holds ACCESS EXCLUSIVE on, with that session. They cannot be read meanwhile."""
     rows = connection.execute(
         "SELECT l.relation::int8, coalesce('process ' || l.pid || coalesce(' (' || a.state || ', transaction open"
         " since ' || date_trunc('second', a.xact_start) || ')', ''), 'a prepared transaction')"
@@ -75,7 +72,7 @@ def locked_tables(connection: Connection, oids: Sequence[int]) -> dict[int, str]
         " AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())",
         [list(oids)],
     )
-    return {oid: f"{who} holds ACCESS EXCLUSIVE" for oid, who in rows}
+    return {oid: f"{holder} holds ACCESS EXCLUSIVE" for oid, holder in rows}
 
 
 def published_tables(
@@ -83,11 +80,11 @@ def published_tables(
 ) -> list[PublishedTable]:
     """The tables of the publications, with the columns that are published. Locks no table.
 
-    A partition is left out if one of them publishes an ancestor of it in its place: whatever the others say, the stream
-    has its changes as that ancestor's.
+    A partition is omitted if one publication publishes its ancestor in its place: the stream then has its changes as
+    those of the ancestor, whatever the other publications publish.
 
-    `gather`: partitions that are published each under its own name are given as the one table they are parts of.
-    `only`: one of them, without looking at all the others' columns.
+    `gather`: partitions that are published under their own names are returned as one table, their root. `only`: the OID
+    of one table, to save the queries for the others.
     """
     schemas = "(SELECT oid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = n.oid)"
     if connection.info.server_version < 150_000:
@@ -152,7 +149,7 @@ def published_tables(
 
 
 def _partitions(connection: Connection) -> dict[int, tuple[int, int]]:
-    """Each partition: its parent, and the transaction that made it one, or attached it the last time."""
+    """By partition: its parent, and the transaction that created or last attached it."""
     rows = connection.execute(
         "SELECT inhrelid, inhparent, xmin::text::int8 FROM pg_catalog.pg_inherits WHERE NOT inhdetachpending"
     )
@@ -160,7 +157,7 @@ def _partitions(connection: Connection) -> dict[int, tuple[int, int]]:
 
 
 def _ancestry(oid: int, links: Mapping[int, tuple[int, int]]) -> str:
-    """Since when a partition is in its tree. What was changed while it was not is not in the stream."""
+    """Since when a partition is in its tree. The stream does not have the changes from before."""
     text = ""
     while oid in links:
         oid, since = links[oid]
@@ -169,8 +166,9 @@ def _ancestry(oid: int, links: Mapping[int, tuple[int, int]]) -> str:
 
 
 def _layouts(connection: Connection, oids: Sequence[int]) -> dict[int, Layout]:
-    # What tells ALTER TABLE from VACUUM FULL, CLUSTER and TRUNCATE: only the first gives the table another TOAST table.
-    # One without TOAST has but its filenode: see `rewritten_since`. One that is published by name cannot be UNLOGGED.
+    # ALTER TABLE gives the table another TOAST table; VACUUM FULL, CLUSTER and TRUNCATE do not. Of a table without a
+    # TOAST table there is only the filenode, stored as a negative number: see `rewritten_since`. A table that is
+    # published by name cannot be UNLOGGED, so it needs no number (0).
     rows = connection.execute(
         "WITH RECURSIVE tree (root, relid) AS ("  # noqa: S608
         " SELECT oid, oid FROM pg_catalog.pg_class WHERE oid = ANY(%s)"
@@ -233,11 +231,11 @@ def _gathered(
 
 
 def may_have_come_with_rows(connection: Connection, partition: int) -> bool:
-    """Whether a partition may hold rows that it had before it, or a partition it is in, became one of its table.
+    """Whether a partition may have rows from before it, or one of its ancestors, was attached.
 
-    Those are not in the stream. One that was made as a partition has none, if nothing above it was attached since. How
-    that is told from one that was attached: ATTACH counts the ancestor in every column's row (`attinhcount`), and so
-    writes it anew, while the rows of the system columns stay as they were made.
+    Those rows are not in the stream. A table that was created as a partition has none, if none of its ancestors was
+    attached since. ATTACH is recognised in pg_attribute: it updates the row of every column (`attinhcount`), but not
+    the rows of the system columns.
     """
     row = connection.execute(
         "SELECT bool_or(c.xmin = s.xmin AND c.cmin = s.cmin) AND bool_and(age(i.xmin) >= age(s.xmin))"
@@ -250,10 +248,10 @@ def may_have_come_with_rows(connection: Connection, partition: int) -> bool:
 
 
 def rewritten_since(connection: Connection, heaps: Sequence[int], xid: int) -> bool:
-    """Whether ALTER TABLE may have written all rows of one of these again after this transaction.
+    """Whether ALTER TABLE may have rewritten one of these tables after this transaction.
 
-    A row with an older xmin shows that it has not: ALTER TABLE inserts all rows again, whereas VACUUM FULL and CLUSTER
-    keep their xmin. If there is no such row, or the role may not look, it is not known.
+    A row with an older xmin shows that it has not: ALTER TABLE inserts all rows again, while VACUUM FULL and CLUSTER
+    keep their xmin. If there is no such row, or the role may not read the table, the answer is yes.
     """
     names = connection.execute(
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace"
@@ -271,15 +269,15 @@ def rewritten_since(connection: Connection, heaps: Sequence[int], xid: int) -> b
 
 
 def types_of(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:
-    """The types with these OIDs, and with them what they are made of: base types of domains, elements of arrays.
+    """The types with these OIDs, their base types (of domains) and element types (of arrays).
 
-    Built-in ones are known anyway and left out. One that does not exist any more is left out, too.
+    Built-in types, and types that do not exist any more, are omitted.
     """
     wanted = sorted(set(oids) - BUILT_IN.keys())
     if not wanted:
         return {}
     rows = connection.execute(
-        # an array type is what its element's typarray says; name, point and others have a typelem as well
+        # a type is an array if its element's typarray points back to it; name, point and others have a typelem too
         "WITH RECURSIVE made AS ("
         " SELECT t.*, e.oid AS elem FROM pg_catalog.pg_type t"
         " LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid"
@@ -302,7 +300,7 @@ def types_of(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:
 
 
 def wal_position(connection: Connection) -> Lsn:
-    """Where the source's WAL ends now; of a standby, what it has replayed."""
+    """The end of the written WAL; on a standby, of the replayed WAL."""
     [(text,)] = connection.execute(
         "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
         " ELSE pg_catalog.pg_current_wal_lsn() END::text"
@@ -311,7 +309,7 @@ def wal_position(connection: Connection) -> Lsn:
 
 
 def insert_position(connection: Connection) -> Lsn:
-    """Where the next record will be: everything committed until now, asynchronously too, is before it."""
+    """The position of the next WAL record: everything committed until now, also asynchronously, is before it."""
     [(text,)] = connection.execute(
         "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
         " ELSE pg_catalog.pg_current_wal_insert_lsn() END::text"
@@ -320,15 +318,15 @@ def insert_position(connection: Connection) -> Lsn:
 
 
 def clock(connection: Connection) -> float:
-    """The source's own time, which its commits are stamped with; seconds of Unix time."""
+    """The time of the source's clock, which commit times are from, as Unix time in seconds."""
     [(now,)] = connection.execute("SELECT extract(epoch FROM pg_catalog.clock_timestamp())::float8")
     return float(now)
 
 
 def push_wal(connection: Connection) -> None:
-    """Have the WAL written so far flushed soon: walsender sends only that, and an idle server may take seconds.
+    """Have the WAL flushed soon: walsender sends only flushed WAL, and an idle server may take seconds to flush.
 
-    A message in a transaction that is rolled back wakes the walwriter, and nobody ever sees it.
+    A logical message in a transaction that is rolled back wakes the walwriter, and is never sent.
     """
     [(standby,)] = connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
     if not standby:
@@ -337,5 +335,5 @@ def push_wal(connection: Connection) -> None:
 
 
 def emit_message(connection: Connection, prefix: str) -> None:
-    """Write an empty logical message that belongs to no transaction."""
+    """Write an empty logical message outside of transactions."""
     connection.execute("SELECT pg_catalog.pg_logical_emit_message(false, %s::text, ''::text)", [prefix])

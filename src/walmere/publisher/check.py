@@ -1,20 +1,19 @@
-"""The preflight behind `walmere check`: what would stop a subscription or endanger its source, and what to do about it.
+"""The checks of the source for `walmere check`: what prevents a subscription or endangers its source, and the fixes.
 
-One look at the server, before anything is created there. Every check is a small function that asks over the same
-ordinary connection. It yields what it finds: a *problem* (it cannot work, or would be silently incomplete) or a
-*warning* (it works, but may go wrong later); and it returns what to say if there was nothing. With each comes the fix,
-ready to paste: SQL, a command, or, where only a person can decide, a comment that begins with `--`. Nothing is changed
-on the server.
+Every check is a small function that queries the server over one ordinary connection. It yields its findings: a
+*problem* (the subscription cannot work, or would be incomplete) or a *warning* (it works, but may fail later). It
+returns the text for the case that there is no finding. Each finding has a fix, ready to paste: SQL, a command, or,
+where a person must decide, a comment that begins with `--`. The checks change nothing on the server.
 
-Catalogs say what should be possible, but managed services bend the rules (a role may stream by membership in some role
-of theirs, without the REPLICATION attribute). So where an honest try is harmless it takes the place of the catalog: the
-role's right to replicate is found by opening a replication connection.
+Where a try is harmless, it replaces a look at the catalogs: whether a role may replicate is found by opening a
+replication connection. On managed services, a role may have this right by membership in another role, without the
+REPLICATION attribute.
 
-A check that cannot run, because the role may not read what it needs, is a warning of its own and the others go on. Only
-a server that cannot be reached or refuses the login ends the preflight, with that one finding.
+A check that cannot run, because the role may not read a catalog, is a warning, and the other checks go on. Only a
+server that cannot be reached or refuses the login ends the checks, with that one finding.
 
-Names in the queries are not qualified: every session of ours has an empty search_path, so they are pg_catalog's, and
-`regclass` prints the names of tables qualified and quoted.
+Names in the queries are not qualified: every session has an empty search_path, so they are those of pg_catalog, and
+`regclass` prints table names qualified and quoted.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from walmere.errors import AccessRefused, NotConfigured, SourceError
 from walmere.publisher import check_slot, check_tables
 from walmere.publisher.capabilities import NEWEST_TESTED, OLDEST
 from walmere.publisher.check_slot import Subscriber
-from walmere.publisher.connect import Connection, capabilities, connect, describe, shown, translate_errors
+from walmere.publisher.connect import Connection, capabilities, connect, describe, dsn_without_secrets, translate_errors
 from walmere.publisher.finding import (
     Check,
     Finding,
     Level,
-    Said,
+    Result,
     problem,
     query_row,
     query_value,
@@ -47,15 +46,15 @@ from walmere.publisher.finding import (
 from walmere.publisher.stream import identify_system
 
 LOCK_TIMEOUT: Final = "5s"
-"""Somebody's ALTER TABLE must not hold the preflight up for longer."""
+"""The longest that a check waits for another session's lock, such as that of an ALTER TABLE."""
 
 
 def check(source: Source, subscriber: Subscriber = Subscriber()) -> list[Finding]:  # noqa: B008
-    """Look at the source and say what was found. Raises ConfigError for a connection string that is none."""
+    """Run all checks. Raises ConfigError if source.dsn is not a connection string."""
     try:
         connection = connect(source, "walmere_check")
     except SourceError as error:
-        fix = f"pg_isready -d {shlex.quote(shown(source))}" if error.transient else error.hint
+        fix = f"pg_isready -d {shlex.quote(dsn_without_secrets(source))}" if error.transient else error.hint
         return [Finding("connection", Level.PROBLEM, error.wrong, fix)]
     with closing(connection):
         return list(_run(connection, source, subscriber))
@@ -64,38 +63,43 @@ def check(source: Source, subscriber: Subscriber = Subscriber()) -> list[Finding
 def _run(connection: Connection, source: Source, subscriber: Subscriber) -> Iterator[Finding]:
     yield Finding("connection", Level.OK, f"connected to {describe(source)} as role {role_name(connection)}")
     connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
-    for one in _CHECKS:
-        name = one.__name__
+    for function in _CHECKS:
+        name = function.__name__
+        more = (subscriber,) if function is check_slot.slot else ()
         try:
             with translate_errors(source, name):
-                asked = one(connection, source, subscriber) if one is check_slot.slot else one(connection, source)
-                said = list(_told(asked))
+                results = list(_results(function(connection, source, *more)))
         except SourceError as error:
             if connection.closed:
                 yield Finding("connection", Level.PROBLEM, error.wrong, "walmere check -c walmere.toml  # again")
                 return
-            said = [warning(f"cannot be checked: {error.wrong}", _grant(connection, error) or error.hint)]
-        # what is said if nothing was found comes last
-        yield from (Finding(name, *each) for each in said[:-1] or said if each[1])
+            results = [warning(f"cannot be checked: {error.wrong}", _grant(connection, error) or error.hint)]
+        # the last result is that of a check that found nothing
+        yield from (Finding(name, *result) for result in results[:-1] or results if result[1])
 
 
-def _told(asked: Check) -> Iterator[Said]:
-    fine = yield from asked
+def _results(running: Check) -> Iterator[Result]:
+    fine = yield from running
     yield Level.OK, fine, ""
 
 
 def server_version(connection: Connection, _source: Source) -> Check:
-    """14 is the first that sends transactions in progress."""
+    """14 is the first version that streams transactions in progress."""
     major = capabilities(connection).major
     if major < OLDEST:
-        yield problem(f"PostgreSQL {major} is too old, {OLDEST} is needed", f"-- pg_upgrade to {OLDEST} or later")
+        yield problem(
+            f"PostgreSQL {major} is too old: {OLDEST} or later is needed", f"-- upgrade it to {OLDEST} or later"
+        )
     if major > NEWEST_TESTED:
-        yield warning(f"PostgreSQL {major} is newer than what this version is tested with", "pip install -U walmere")
+        yield warning(
+            f"PostgreSQL {major} is newer than {NEWEST_TESTED}, the newest version that Walmere was tested with",
+            "-- update Walmere: git pull in its clone, then pip install -c constraints.txt .",
+        )
     return f"PostgreSQL {major}"
 
 
 def options(connection: Connection, source: Source) -> Check:
-    """What the configuration asks for and this version does not have."""
+    """Options of the configuration that this version of PostgreSQL does not have."""
     wanted = {"two_phase": source.two_phase, "origin": source.origin != "any", "failover": source.failover}
     for option in (name for name, on in wanted.items() if on):
         try:
@@ -103,28 +107,28 @@ def options(connection: Connection, source: Source) -> Check:
         except NotConfigured as error:
             default = str(Source.model_fields[option].default).lower()
             yield problem(error.wrong, f"export {variable(option)}={default}")
-    return "the server has what the configuration asks for"
+    return "the server supports all configured options"
 
 
 def standby(connection: Connection, _source: Source) -> Check:
-    """A standby decodes from 16 on, but nothing can be written there."""
+    """A standby can decode since version 16, but cannot write a heartbeat."""
     if query_value(connection, "SELECT pg_is_in_recovery()"):
         if capabilities(connection).decoding_on_standby:
             yield warning(
-                "the server is a standby: no heartbeat can be written there, and the primary's wal_level counts too",
+                "the server is a standby: it cannot write heartbeats, and the primary needs wal_level = logical too",
                 "ALTER SYSTEM SET wal_level = 'logical';  -- on the primary, then restart it\n"
-                "SELECT pg_logical_emit_message(false, 'walmere', '');  -- there too, every few seconds",
+                "SELECT pg_logical_emit_message(false, 'walmere', '');  -- on the primary, every few seconds",
             )
         else:
             yield problem(
                 "the server is a standby, and logical decoding on a standby needs PostgreSQL 16",
-                "SELECT pg_promote();  -- or let source.dsn point to the primary",
+                "SELECT pg_promote();  -- or set source.dsn to the primary",
             )
     return "the server is a primary"
 
 
 def wal_level(connection: Connection, _source: Source) -> Check:
-    """Only at `logical` does WAL hold what pgoutput needs."""
+    """pgoutput needs WAL of the level `logical`."""
     level = query_value(connection, "SELECT current_setting('wal_level')")
     if level != "logical":
         yield problem(f"wal_level is {level}", restart("wal_level", "logical"))
@@ -132,7 +136,7 @@ def wal_level(connection: Connection, _source: Source) -> Check:
 
 
 def role(connection: Connection, source: Source) -> Check:
-    """Whether it may replicate, by trying."""
+    """Whether the role may replicate: by opening a replication connection."""
     name = role_name(connection)
     try:
         with closing(connect(source, "walmere_check", replication=True)) as replication:
@@ -149,7 +153,7 @@ def role(connection: Connection, source: Source) -> Check:
     return f"role {name} can start a walsender (system {system.identifier}, timeline {system.timeline})"
 
 
-# wal_senders stands before role, whose own walsender may take a moment to go
+# wal_senders comes before role, because the walsender of role may still count for a moment
 _CHECKS: Final[tuple[Callable[..., Check], ...]] = (
     server_version,
     options,

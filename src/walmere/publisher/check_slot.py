@@ -1,4 +1,4 @@
-"""The checks of the replication slot: whether there is room for it, whether it is ours, and what could lose it."""
+"""The checks of the replication slot: limits of the server, whether the slot is usable, and what may invalidate it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from walmere.config import Source
 from walmere.errors import SlotLost, SlotUnsuitable
 from walmere.publisher import slot as slots
-from walmere.publisher.connect import Connection, shown
+from walmere.publisher.connect import Connection, dsn_without_secrets
 from walmere.publisher.finding import (
     Check,
     Level,
@@ -24,47 +24,46 @@ from walmere.publisher.finding import (
 )
 
 OLD_SECONDS: Final = 3600
-"""A transaction open for longer is worth a warning."""
+"""Warn of transactions that are open for longer."""
 
-LITTLE_LEFT: Final = 0.25
-"""A slot with less than this part of max_slot_wal_keep_size to go is worth a warning."""
+LOW_FRACTION: Final = 0.25
+"""Warn if less than this fraction of max_slot_wal_keep_size is left to a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """What the caller knows of the subscription that the source is checked for."""
+    """What the caller knows about the subscription that the source is checked for."""
 
-    has_log: bool = False  # it has received something already
-    receiver: str | None = None  # the application_name of its own receiver, if that is running
+    has_log: bool = False  # it has a change log
+    receiver: str | None = None  # the application_name of its receiver, if that is running
 
 
 def replication_slots(connection: Connection, source: Source) -> Check:
-    """One for the subscription, and one for a moment while tables are synchronised."""
+    """The subscription needs one slot, and another one while tables are copied."""
     used, idle = query_row(
         connection,
         "SELECT count(*), string_agg(slot_name, ', ' ORDER BY slot_name) FILTER (WHERE NOT active)"
         " FROM pg_replication_slots",
     )
     need = 0 if slots.read(connection, source.slot) else 1
-    return (yield from _room(connection, "max_replication_slots", used, need, f"not active: {idle or 'none'}"))
+    return (yield from _check_limit(connection, "max_replication_slots", used, need, f"not active: {idle or 'none'}"))
 
 
 def wal_senders(connection: Connection, source: Source) -> Check:
-    """One for the receiver, and one for a moment while tables are synchronised."""
+    """The receiver needs one walsender, and another one is needed while tables are copied."""
     used = query_value(connection, "SELECT count(*) FROM pg_stat_get_wal_senders()")
     found = slots.read(connection, source.slot)
     need = 0 if found and found.active else 1
-    return (yield from _room(connection, "max_wal_senders", used, need, "see pg_stat_replication"))
+    return (yield from _check_limit(connection, "max_wal_senders", used, need, "see pg_stat_replication"))
 
 
 def slot(connection: Connection, source: Source, subscriber: Subscriber = Subscriber()) -> Check:  # noqa: B008
-    """One that exists must be ours to use; one that we have used must exist."""
+    """An existing slot must be usable, and the slot of an existing change log must exist."""
     found = slots.read(connection, source.slot)
     if found is None and subscriber.has_log:
         yield problem(
-            f"replication slot {source.slot} does not exist any more, and the change log ends where it was:"
-            " later changes are lost",
-            "walmere drop -c walmere.toml  # then begin anew: all tables are copied again",
+            f"replication slot {source.slot} does not exist any more: changes after the end of the change log are lost",
+            "walmere drop -c walmere.toml  # then walmere run: all tables are copied again",
         )
     if found is None:
         return f"replication slot {source.slot} does not exist yet; it will be created"
@@ -75,7 +74,7 @@ def slot(connection: Connection, source: Source, subscriber: Subscriber = Subscr
         yield problem(f"{name}: {error.wrong}", f"export {variable('slot')}={found.name[:61]}_2")
         return ""
     except SlotLost:
-        return ""  # wal_status tells
+        return ""  # reported by wal_status
     own = False
     if found.active:
         who = query_value(connection, "SELECT application_name FROM pg_stat_activity WHERE pid = %s", found.active_pid)
@@ -88,25 +87,25 @@ def slot(connection: Connection, source: Source, subscriber: Subscriber = Subscr
             )
     if source.two_phase and not found.two_phase:
         yield warning(
-            f"{name} has two_phase off, unlike the configuration; the server turns it on when the receiver starts",
-            f"export {variable('two_phase')}=false  # if that is not wanted",
+            f"{name} has two_phase off, but the configuration has it on; the server turns it on at the next start",
+            f"export {variable('two_phase')}=false  # to keep it off",
         )
     if found.two_phase and not source.two_phase:
         yield warning(
-            f"{name} has two_phase on, unlike the configuration; transactions will come when they are prepared",
+            f"{name} has two_phase on, but the configuration has it off; transactions are sent at PREPARE",
             f"export {variable('two_phase')}=true",
         )
     if found.failover != source.failover:
         command = f"ALTER_REPLICATION_SLOT {found.name} (FAILOVER {str(source.failover).lower()})"
         yield warning(
-            f"{name} has failover {'on' if found.failover else 'off'}, unlike the configuration",
-            f"psql {shlex.quote(shown(source, replication='database'))} -c {shlex.quote(command)}",
+            f"{name} has failover {'on' if found.failover else 'off'}, but the configuration has the opposite",
+            f"psql {shlex.quote(dsn_without_secrets(source, replication='database'))} -c {shlex.quote(command)}",
         )
     return f"{name} is used by this subscription's receiver" if own else f"{name} exists and is free"
 
 
 def wal_status(connection: Connection, source: Source) -> Check:
-    """Whether the WAL that the slot needs is still there."""
+    """Whether the server still has the WAL that the slot needs."""
     found = slots.read(connection, source.slot)
     if found is None:
         return ""
@@ -114,7 +113,7 @@ def wal_status(connection: Connection, source: Source) -> Check:
     behind = f"{what}, and retains {_size(found.retained_bytes or 0)} of WAL"
     if found.wal_status == "lost":
         reason = f" ({found.invalidation_reason})" if found.invalidation_reason else ""
-        yield problem(f"{what}{reason}: it cannot be used any more", "walmere drop -c walmere.toml")
+        yield problem(f"{what}{reason}: it cannot be used any more", "walmere drop -c walmere.toml  # then walmere run")
     if found.wal_status == "unreserved":
         yield problem(f"{behind}, which the next checkpoint may remove", _keep_more(found))
     if found.wal_status == "extended":
@@ -123,57 +122,57 @@ def wal_status(connection: Connection, source: Source) -> Check:
 
 
 def max_slot_wal_keep_size(connection: Connection, source: Source) -> Check:
-    """Without a limit a stopped receiver fills the source's disk; with one it loses its slot."""
+    """Without a limit, a stopped receiver fills the source's disk; with a limit, it loses its slot."""
     limit = int(query_value(connection, "SELECT setting FROM pg_settings WHERE name = 'max_slot_wal_keep_size'")) << 20
     if limit < 0:
         yield warning(
             "max_slot_wal_keep_size is -1: while the receiver is stopped, WAL can fill the source's disk",
-            reload("max_slot_wal_keep_size", "64GB") + "  -- or what the disk can spare",
+            reload("max_slot_wal_keep_size", "64GB") + "  -- or as much as the disk can spare",
         )
     found = slots.read(connection, source.slot)
     if found is None or found.safe_wal_size is None:
-        return f"max_slot_wal_keep_size is {_size(limit)}: a slot further behind is lost"
-    left = f"max_slot_wal_keep_size is {_size(limit)}: {_size(found.safe_wal_size)} more, and the slot is lost"
-    if found.safe_wal_size < limit * LITTLE_LEFT:
+        return f"max_slot_wal_keep_size is {_size(limit)}: a slot that is further behind is lost"
+    left = f"max_slot_wal_keep_size is {_size(limit)}: the slot is lost after {_size(found.safe_wal_size)} more of WAL"
+    if found.safe_wal_size < limit * LOW_FRACTION:
         yield warning(left, _keep_more(found))
     return left
 
 
 def idle_replication_slot_timeout(connection: Connection, _source: Source) -> Check:
-    """From 18 on a slot can be lost by time alone."""
+    """Since version 18, a slot can be invalidated because it is idle."""
     timeout = query_value(connection, "SELECT current_setting('idle_replication_slot_timeout', true)")
     if timeout not in ("0", None):
         yield warning(
-            f"idle_replication_slot_timeout is {timeout}: a receiver stopped for longer loses its slot",
+            f"idle_replication_slot_timeout is {timeout}: a receiver that is stopped for longer loses its slot",
             reload("idle_replication_slot_timeout", "0"),
         )
     return "idle_replication_slot_timeout is off" if timeout else ""
 
 
 def idle_database(connection: Connection, source: Source) -> Check:
-    """A slot moves only when something comes through it, while all databases write the same WAL."""
+    """A slot advances only with changes of its own database, while all databases write to the same WAL."""
     if query_value(connection, "SELECT pg_is_in_recovery()"):
-        return ""  # standby tells
+        return ""  # reported by standby
     name = role_name(connection)
     function, may = query_row(
         connection,
         "SELECT oid::regprocedure::text, has_function_privilege(oid, 'EXECUTE') FROM pg_proc"
         " WHERE proname = 'pg_logical_emit_message' AND proargtypes[2] = 'text'::regtype",
     )
-    effect = "while nothing is written in this database, the slot holds WAL back"
+    effect = "while this database is idle, the slot retains the WAL of the other databases"
     if not source.heartbeat:
         yield warning(f"source.heartbeat is 0: {effect}", f"export {variable('heartbeat')}=10")
     elif not may:
         yield warning(
             f"role {name} may not write the heartbeat: {effect}", f"GRANT EXECUTE ON FUNCTION {function} TO {name};"
         )
-    return f"after {source.heartbeat:g} idle seconds a heartbeat moves the slot on"
+    return f"a heartbeat advances the slot after {source.heartbeat:g} idle seconds"
 
 
 def old_transactions(connection: Connection, _source: Source) -> Check:
-    """A slot's restart_lsn stays before the oldest transaction that has written, in any database; a new slot waits."""
+    """An open transaction that has written, in any database, holds back restart_lsn, and a new slot waits for it."""
     writing = "FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND"
-    effect = "holds the slot's restart_lsn, and so WAL, back"
+    effect = "holds back restart_lsn of the slot, so WAL is retained"
     for pid, user, database, age in connection.execute(
         "SELECT pid, usename, datname, date_trunc('second', now() - xact_start)::text"
         f" {writing} xact_start < now() - make_interval(secs => %s) ORDER BY xact_start",
@@ -194,10 +193,10 @@ def old_transactions(connection: Connection, _source: Source) -> Check:
         )
     if hidden := query_value(connection, f"SELECT count(*) {writing} xact_start IS NULL"):
         yield warning(
-            f"open transactions of other roles: {hidden}; since when is hidden from this one",
+            f"open transactions of other roles: {hidden}; this role may not see since when",
             f"GRANT pg_read_all_stats TO {role_name(connection)};",
         )
-    return "no transaction has been open for long"
+    return "no old transaction is open"
 
 
 def _keep_more(found: slots.Slot) -> str:
@@ -208,13 +207,13 @@ def _size(count: int) -> str:
     return f"{count / (1 << 20):.0f} MB"
 
 
-def _room(connection: Connection, setting: str, used: int, need: int, where: str) -> Check:
+def _check_limit(connection: Connection, setting: str, used: int, need: int, where: str) -> Check:
     limit = int(query_value(connection, "SELECT current_setting(%s)", setting))
     what = f"{used} of {setting} = {limit} in use"
     lacking = used + need + 1 - limit
     fix = restart(setting, limit + lacking)
     if lacking > 0 and need:
-        yield problem(f"{what}; the receiver needs one, and synchronising tables another ({where})", fix)
+        yield problem(f"{what}; the receiver needs one, and copying tables another ({where})", fix)
     elif lacking > 0:
-        yield warning(f"{what}; synchronising tables needs another ({where})", fix)
+        yield warning(f"{what}; copying tables needs another ({where})", fix)
     return what

@@ -1,5 +1,5 @@
-"""The checks of what is published: the publications, and each table's rights, identity and kind."""
-# ruff: noqa: S608 - what is put into a query's text is this module's own
+"""The checks of the publications and their tables: privileges, replica identity, locks, kind of table."""
+# ruff: noqa: S608 - the parts of the queries are constants of this module
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from walmere.publisher.publication import published
 
 
 def publication(connection: Connection, source: Source) -> Check:
-    """Missing, or empty."""
+    """A publication is missing or empty."""
     rows = connection.execute(
         f"{published(connection)} SELECT p.pubname, p.puballtables, count(t.relid) FROM chosen p"
         " LEFT JOIN published t ON t.pubid = p.oid GROUP BY 1, 2",
@@ -41,7 +41,7 @@ def publication(connection: Connection, source: Source) -> Check:
                 )
             case (True, 0):
                 yield warning(
-                    f"publication {quoted} is for all tables, and database {database} has none",
+                    f"publication {quoted} is for all tables, but database {database} has no tables",
                     "-- create tables, or correct the database in source.dsn",
                 )
             case (False, 0):
@@ -50,7 +50,7 @@ def publication(connection: Connection, source: Source) -> Check:
 
 
 def select(connection: Connection, source: Source) -> Check:
-    """What copying a table takes: USAGE of its schema and SELECT on its published columns."""
+    """Copying a table needs USAGE on its schema and SELECT on its published columns."""
     name = role_name(connection)
     for (schema,) in connection.execute(
         f"{published(connection)} SELECT DISTINCT quote_ident(n.nspname) FROM published"
@@ -77,7 +77,7 @@ def select(connection: Connection, source: Source) -> Check:
 
 
 def row_security(connection: Connection, source: Source) -> Check:
-    """The stream has every row, whatever the policies; a copy has what the role may see. Partitions have their own."""
+    """The stream has every row; a copy has only the rows that the role may see. Partitions have their own policies."""
     name = role_name(connection)
     for (table,) in connection.execute(
         f"""
@@ -93,8 +93,8 @@ def row_security(connection: Connection, source: Source) -> Check:
 
 
 def replica_identity(connection: Connection, source: Source) -> Check:
-    """Without one, UPDATE and DELETE fail on the source itself. A partition has its own, beside that of its root."""
-    why = {"d": "no primary key", "n": "REPLICA IDENTITY NOTHING", "i": "lost the index of its replica identity"}
+    """Without a replica identity, UPDATE and DELETE fail on the source. A partition has its own, besides its root's."""
+    why = {"d": "no primary key", "n": "REPLICA IDENTITY NOTHING", "i": "no valid index of its replica identity"}
     for table, letter, index, primary in connection.execute(
         f"""
         WITH every AS ({_with_leaves(connection, "p.pubupdate OR p.pubdelete")})
@@ -120,68 +120,68 @@ def replica_identity(connection: Connection, source: Source) -> Check:
             )
         else:
             fix = f"ALTER TABLE {table} REPLICA IDENTITY {'DEFAULT' if primary else f'USING INDEX {index}'};"
-        yield problem(f"{table} has {why[letter]}; its UPDATE or DELETE is published, and fails", fix)
+        yield problem(f"{table} has {why[letter]}: UPDATE and DELETE on it fail, because they are published", fix)
     return "every table whose UPDATE or DELETE is published has a replica identity"
 
 
 def partition_identity(connection: Connection, source: Source) -> Check:
-    """Partitions that are mirrored as one table need a key that tells their rows apart."""
+    """Partitions that are mirrored as one table need a key that is unique across them."""
     for table in published_tables(connection, source.publications):
         if table.identity is not None and table.identity.refused:
             name = Identifier(table.schema, table.name).as_string(connection)
             yield problem(f"{name} cannot be mirrored: {table.identity.refused}", f"-- {HINT}")
-    return "rows of partitioned tables can be told apart"
+    return "every partitioned table has a key that identifies its rows"
 
 
 def locks(connection: Connection, source: Source) -> Check:
-    """A table that nobody can read cannot be copied, and a new slot waits for the transaction that has locked it."""
+    """A locked table cannot be copied, and a new slot waits for the transaction that holds the lock."""
     tables = published_tables(connection, source.publications)
-    of = {oid: table for table in tables for oid in (table.oid, *(leaf for leaf, _ in table.leaves))}
-    for oid, who in locked_tables(connection, list(of)).items():
-        name = Identifier(of[oid].schema, of[oid].name).as_string(connection)
+    by_oid = {oid: table for table in tables for oid in (table.oid, *(leaf for leaf, _ in table.leaves))}
+    for oid, holder in locked_tables(connection, list(by_oid)).items():
+        name = Identifier(by_oid[oid].schema, by_oid[oid].name).as_string(connection)
         yield warning(
-            f"{name} is locked: {who}",
+            f"{name} is locked: {holder}",
             "SELECT pid, query FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE mode = 'AccessExclusiveLock';",
         )
-    return "no published table is locked for long"
+    return "no published table is locked"
 
 
 def unlogged_tables(connection: Connection, source: Source) -> Check:
-    """They write no WAL, so nothing of them is ever sent."""
+    """Unlogged tables write no WAL, so their changes are never sent."""
     for table, parent, _server in _left_out(connection, source, "c.relpersistence = 'u'"):
         fix = f"ALTER TABLE {table} SET LOGGED;"
         if parent:
-            yield problem(f"{table} is unlogged: its parent {parent} is published, but it is not", fix)
+            yield problem(f"{table} is unlogged, so it is not published, although its parent {parent} is", fix)
         else:
-            yield warning(f"{table} is unlogged: the publication leaves it out", fix)
-    return "no unlogged table is left out"
+            yield warning(f"{table} is unlogged, so the publication does not include it", fix)
+    return "no unlogged table is missing from the publications"
 
 
 def foreign_tables(connection: Connection, source: Source) -> Check:
-    """Their rows are another server's."""
+    """The rows of a foreign table are on another server, so their changes are never sent."""
     for table, parent, server in _left_out(connection, source, "c.relkind = 'f'"):
         if parent:
             yield problem(
-                f"{table} is a foreign table: its parent {parent} is published, but it is not",
+                f"{table} is a foreign table, so it is not published, although its parent {parent} is",
                 f"ALTER TABLE {parent} DETACH PARTITION {table};",
             )
         else:
             yield warning(
-                f"{table} is a foreign table: the publication leaves it out",
-                f"-- publish it where its rows are, behind foreign server {server}",
+                f"{table} is a foreign table, so the publication does not include it",
+                f"-- publish it on the server that has its rows: foreign server {server}",
             )
-    return "no foreign table is left out"
+    return "no foreign table is missing from the publications"
 
 
 def column_lists(connection: Connection, source: Source) -> Check:
-    """PostgreSQL does not decode a table's changes if its lists differ."""
+    """PostgreSQL cannot decode the changes of a table with different column lists."""
     for found in conflicts(connection, source.publications):
         yield problem(f"{found}: its changes cannot be decoded", found.fix)
     return "no table has different column lists"
 
 
 def _with_leaves(connection: Connection, which: str = "true") -> str:
-    """The published tables, and of partitioned ones the leaves too. `which`: of publications p like that."""
+    """The published tables and the leaves of partitioned ones. `which` is a condition on the publication p."""
     return f"""
         {published(connection)}
         SELECT relid FROM published JOIN chosen p ON p.oid = pubid WHERE {which}
@@ -190,7 +190,7 @@ def _with_leaves(connection: Connection, which: str = "true") -> str:
 
 
 def _left_out(connection: Connection, source: Source, which: str) -> list[tuple[Any, ...]]:
-    """Such tables in what is published as a whole (database, schema, partition tree): name, parent, foreign server."""
+    """Tables that match `which` in a database, schema or partition tree that is published: name, parent, server."""
     by_schema = (
         "OR EXISTS (SELECT FROM pg_publication_namespace s JOIN pg_class m ON m.relnamespace = s.pnnspid"
         " WHERE s.pnpubid = p.oid AND m.oid = any_of.oid)"

@@ -1,7 +1,7 @@
-"""Column lists of one table in several publications: PostgreSQL cannot decode its changes unless all lists are equal.
+"""Column lists of one table in several publications: PostgreSQL can decode its changes only if all lists are equal.
 
-It finds out when the first change is decoded, and the slot cannot get past that change any more: decoding sees the
-catalogs as they were then. So the lists are compared before.
+PostgreSQL notices when it decodes the first change, and then the slot never gets past that change, because decoding
+uses the catalogs as they were at that time. So the lists are compared in advance.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from walmere.publisher.publication import published
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """What one publication publishes of a table."""
+class ColumnList:
+    """The columns of a table in one publication."""
 
     publication: str
     columns: tuple[str, ...]
-    explicit: bool  # it names the table; otherwise it is for all tables, or for the schema
+    explicit: bool  # the publication names the table; otherwise it is for all tables or for the schema
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A table with different column lists, and the statements that give all publications the first one's list."""
+    """A table with different column lists, and the statements that set all lists to the first one."""
 
     table: str
-    listed: tuple[Listed, ...]
+    lists: tuple[ColumnList, ...]
     fix: str
 
     def __str__(self) -> str:
-        lists = "; ".join(f"{each.publication}: {', '.join(each.columns)}" for each in self.listed)
-        return f"table {self.table} has different column lists in its publications ({lists})"
+        described = "; ".join(f"{each.publication}: {', '.join(each.columns)}" for each in self.lists)
+        return f"table {self.table} has different column lists in its publications ({described})"
 
 
 def conflicts(connection: Connection, publications: Sequence[str]) -> list[Conflict]:
     """The tables whose lists differ."""
-    if connection.info.server_version < 150_000:  # it has no column lists
+    if connection.info.server_version < 150_000:  # PostgreSQL 14 has no column lists
         return []
     rows = connection.execute(
         f"""{published(connection)}
@@ -54,10 +54,10 @@ def conflicts(connection: Connection, publications: Sequence[str]) -> list[Confl
         ORDER BY 1, 2, 4, 3""",  # noqa: S608
         [list(publications)],
     )
-    tables: dict[tuple[str, str], list[tuple[Listed, bool]]] = {}
+    tables: dict[tuple[str, str], list[tuple[ColumnList, bool]]] = {}
     for schema, name, publication, explicit, has_list, columns in rows:
-        listed = Listed(publication, tuple(columns), explicit)
-        tables.setdefault((schema, name), []).append((listed, has_list))
+        column_list = ColumnList(publication, tuple(columns), explicit)
+        tables.setdefault((schema, name), []).append((column_list, has_list))
     return [
         Conflict(f"{schema}.{name}", tuple(each for each, _ in found), _fix(connection, schema, name, found))
         for (schema, name), found in tables.items()
@@ -68,11 +68,11 @@ def conflicts(connection: Connection, publications: Sequence[str]) -> list[Confl
 def require_equal(connection: Connection, publications: Sequence[str]) -> None:
     """Raise ColumnListsDiffer if the lists of a table differ."""
     for found in conflicts(connection, publications):
-        raise ColumnListsDiffer("looking at the publications", str(found), found.fix)
+        raise ColumnListsDiffer("checking the publications", str(found), found.fix)
 
 
-def _fix(connection: Connection, schema: str, name: str, found: Sequence[tuple[Listed, bool]]) -> str:
-    (first, has_list), *_ = found  # one that is for all tables, if there is one: it cannot have a list
+def _fix(connection: Connection, schema: str, name: str, found: Sequence[tuple[ColumnList, bool]]) -> str:
+    (first, has_list), *_ = found  # a publication for all tables comes first: it cannot have a list
     table = Identifier(schema, name)
     statements: list[Composed] = []
     for each, _ in found:
@@ -89,7 +89,7 @@ def _fix(connection: Connection, schema: str, name: str, found: Sequence[tuple[L
 
 
 def _row_filter(connection: Connection, publication: str, schema: str, name: str) -> str | None:
-    """Asked only for the fix of a table whose lists differ: it locks the table."""
+    """Locks the table, so it is used only for the fix."""
     row = connection.execute(
         "SELECT pg_catalog.pg_get_expr(r.prqual, r.prrelid) FROM pg_catalog.pg_publication_rel r"
         " JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid JOIN pg_catalog.pg_class c ON c.oid = r.prrelid"

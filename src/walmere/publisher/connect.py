@@ -1,11 +1,11 @@
-"""Connections to the source, through libpq with everything it knows: service files, .pgpass, TLS, SCRAM, several hosts.
+"""Connections to the source through libpq, with service files, .pgpass, TLS, SCRAM and several hosts.
 
-psycopg makes the connection; for replication we then drive libpq's own calls, which psycopg exposes as `pgconn`.
-(psycopg2 has a replication cursor, but that one answers keepalives by itself and moves the flushed position forward to
-what the server says: the confirmed LSN would no longer be ours to decide.)
+psycopg opens the connection; for replication, libpq's functions are then called directly through `pgconn`. (psycopg2
+has a replication cursor, but it answers keepalives itself and moves the flushed position to what the server sent.
+Walmere must decide itself which LSN is confirmed.)
 
-Every session says the same about how values look as text, whatever the role or database has set: that is what makes a
-value from COPY and the same value from the stream equal. Passwords never leave this module, in errors either.
+Every session sets the same output formats, whatever the role or database has set, so that a value from COPY and the
+same value from the stream are equal. Passwords never leave this module, not even in errors.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ SESSION: Final = {
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
 }
-"""Settings of every session: text looks the same in all of them, a copy that row security would make partial is an
-error instead, and no timeout that is meant for people's queries ends ours."""
+"""Settings of every session. Text has the same format in all of them. A copy that row security would make partial is an
+error. Timeouts that were set for the queries of users do not apply."""
 
 _CONNECT_TIMEOUT: Final = (2, 10)
-"""Seconds for a connection to be made, at least (libpq has no less) and at most."""
+"""Least (a limit of libpq) and greatest number of seconds for opening a connection."""
 _PROBES: Final = 3
-"""TCP keepalives without an answer after which the connection is lost."""
+"""The connection is lost after this many TCP keepalives without an answer."""
 _SECRET: Final = frozenset({"password", "sslpassword"})
 
 
 def connect(source: Source, application_name: str, *, replication: bool = False) -> WatchedConnection:
-    """Open a connection: an ordinary one, or one for replication of a database."""
+    """Open an ordinary connection, or one for logical replication."""
     more = {"replication": "database"} if replication else {}
     with translate_errors(source, f"connecting to {describe(source)}"):
         conninfo = conninfo_of(source, application_name, **more)
@@ -80,7 +80,9 @@ def connect(source: Source, application_name: str, *, replication: bool = False)
             connection.silence = silence_of(connection, second, connection.info.backend_pid, source.timeout)
             row = connection.execute(settings()).fetchone()
             assert row is not None
-            connection.silence = silence_of(connection, second, row[0], source.timeout)  # a pooler says another one
+            connection.silence = silence_of(
+                connection, second, row[0], source.timeout
+            )  # a pooler's backend_pid is wrong
         except psycopg.Error:
             connection.close()
             raise
@@ -90,15 +92,16 @@ def connect(source: Source, application_name: str, *, replication: bool = False)
 def conninfo_of(source: Source, application_name: str, **more: str) -> str:
     """The connection string for libpq, with its secrets."""
     defaults = timeouts(source.timeout)
-    # drivers take it from here: one that finds out later still writes non-ASCII names in the database's encoding
+    # drivers must know the encoding from the start: otherwise they encode non-ASCII names as the database does
     ours = {"client_encoding": SESSION["client_encoding"], "application_name": application_name}
     return make_conninfo("", **{**defaults, **_parameters(source), **ours, **more})
 
 
 def timeouts(seconds: float) -> dict[str, str]:
-    """What libpq has for a host that has vanished: half of the time without an answer, then probes for the other half.
+    """libpq parameters that detect an unreachable host after `seconds`.
 
-    Probes are for a connection on which nothing is under way, `tcp_user_timeout` for one on which something is.
+    Keepalives are for an idle connection: half of the time passes before the first probe, the probes take the other
+    half. `tcp_user_timeout` is for a connection with data that was not acknowledged.
     """
     shortest, longest = _CONNECT_TIMEOUT
     return {
@@ -111,16 +114,16 @@ def timeouts(seconds: float) -> dict[str, str]:
 
 
 def settings() -> Composed:
-    """The statement that makes a session one of ours, and gives its backend's pid.
+    """The statement that applies `SESSION` and returns the backend's pid.
 
-    What this version of the server does not have is left out.
+    Settings that this version of the server does not have are skipped.
     """
-    each = (SQL("({}, {})").format(SqlLiteral(name), SqlLiteral(value)) for name, value in SESSION.items())
+    rows = (SQL("({}, {})").format(SqlLiteral(name), SqlLiteral(value)) for name, value in SESSION.items())
     return SQL(
         "SELECT pg_catalog.pg_backend_pid(), pg_catalog.set_config(ours.name, ours.value, false)"
         " FROM (VALUES {}) AS ours (name, value)"
         " WHERE pg_catalog.current_setting(ours.name, true) IS NOT NULL"
-    ).format(SQL(", ").join(each))
+    ).format(SQL(", ").join(rows))
 
 
 _NOWHERE: Final = "/nonexistent/walmere"
@@ -136,38 +139,38 @@ _INTEGER: Final = re.compile(r"\s*[-+]?[0-9]{1,9}\s*\Z")
 
 
 def check_dsn(source: Source) -> None:
-    """Refuse a connection string that libpq would refuse by its form, before anything is started.
+    """Refuse a connection string that libpq would refuse, before anything is started.
 
-    libpq looks at the values only when it begins to connect. So it may begin, at a socket that cannot be there: a
-    string that is good fails on that socket, once for each host. What is only for TCP is looked at here.
+    libpq checks the values only when it starts to connect. So it is started here, with a socket path that does not
+    exist: a valid string fails on that socket, once for each host. Parameters that are only for TCP are checked here.
     """
     parameters = _parameters(source)
     refused = {name for name in _INTEGERS if not _INTEGER.match(parameters.get(name, "0"))}
     hosts = (parameters.pop("hostaddr", None) or parameters.get("host") or "").count(",") + 1
     if parameters.get("gssencmode") == "require":
-        del parameters["gssencmode"]  # a good value, but not for a socket
-    # a password that is given keeps libpq from looking for one, and from warning about a .pgpass it finds
+        del parameters["gssencmode"]  # a valid value, but not for a socket
+    # with a password, libpq does not read .pgpass, and does not warn about its permissions
     probe = {"port": "5432", **parameters, "host": ",".join([_NOWHERE] * hosts), "password": "none"}
     pgconn = pq.PGconn.connect_start(make_conninfo("", **probe).encode())
-    said = pgconn.error_message.decode(errors="replace")
+    text = pgconn.error_message.decode(errors="replace")
     pgconn.finish()
-    if said.count(_NOWHERE) < hosts:
-        refused |= {name for name in probe if re.search(rf"\b{name}\b", said)} or {"a value"}
+    if text.count(_NOWHERE) < hosts:
+        refused |= {name for name in probe if re.search(rf"\b{name}\b", text)} or {"a value"}
     if refused:
         raise ConfigError(
             "reading source.dsn",
             f"libpq does not accept the value of: {', '.join(sorted(refused))}",
-            "see the connection parameters in PostgreSQL's documentation of libpq",
+            "the chapter on libpq in PostgreSQL's documentation lists the connection parameters",
         )
 
 
-def shown(source: Source, **more: str) -> str:
-    """The connection string without its secrets, for commands that people paste."""
+def dsn_without_secrets(source: Source, **more: str) -> str:
+    """The connection string without passwords, for commands to paste."""
     return make_conninfo("", **{k: v for k, v in _parameters(source).items() if k not in _SECRET} | more)
 
 
 def describe(source: Source) -> str:
-    """Where a connection goes, for people. Never has a password."""
+    """Host, port and database of a connection, for messages. Never has a password."""
     p = _parameters(source)
     if p.get("service"):
         return f"service {p['service']}"
@@ -177,12 +180,12 @@ def describe(source: Source) -> str:
 
 
 def capabilities(connection: Connection) -> Capabilities:
-    """What the server at the other end can do."""
+    """The capabilities of the connected server."""
     return Capabilities(connection.info.server_version)
 
 
 _NESTED: Final = re.compile(r"postgres(?:ql)?://|password\s*=")
-_ASTRAY: Final = re.compile(r"postgres(?:ql)?://(?:[^/]*@[^/]*|[^/]*/[^?]*)@")
+_UNENCODED: Final = re.compile(r"postgres(?:ql)?://(?:[^/]*@[^/]*|[^/]*/[^?]*)@")
 
 
 def _parameters(source: Source) -> dict[str, Any]:
@@ -190,16 +193,16 @@ def _parameters(source: Source) -> dict[str, Any]:
     parameters: dict[str, Any] | None = None
     with suppress(psycopg.Error):
         parameters = {name: value for name, value in conninfo_to_dict(dsn).items() if value is not None}
-    # libpq's own message would repeat the string, password and all. And a password with a bare @ or / in it, or a
-    # string as the name of the database, does parse, but into a host or database that would be shown.
-    if parameters is None or _ASTRAY.match(dsn) or _NESTED.search(parameters.get("dbname", "")):
+    # libpq's message would show the whole string, with the password. A password with an unencoded @ or / is parsed,
+    # but a part of it becomes the host or database, which is shown in messages.
+    if parameters is None or _UNENCODED.match(dsn) or _NESTED.search(parameters.get("dbname", "")):
         raise ConfigError(
             "reading source.dsn",
-            "it is not a connection string of PostgreSQL",
+            "it is not a PostgreSQL connection string",
             'write it as "postgresql://user@host:5432/database" or "host=… dbname=… user=…"; '
-            "in a URI, special characters are percent-encoded",
+            "in a URI, percent-encode special characters",
         )
-    parameters.pop("replication", None)  # whether a connection is for replication is not the string's to say
+    parameters.pop("replication", None)  # `connect` decides whether a connection is for replication
     if source.password is not None:
         parameters["password"] = source.password.get_secret_value()
     return parameters
@@ -207,7 +210,7 @@ def _parameters(source: Source) -> dict[str, Any]:
 
 @contextmanager
 def translate_errors(source: Source, doing: str) -> Iterator[None]:
-    """Turn what psycopg raises into our own errors, without any password."""
+    """Convert errors of psycopg to SourceError, without passwords."""
     try:
         yield
     except psycopg.Error as error:
@@ -230,8 +233,8 @@ def _scrubber(source: Source) -> Scrub:
 
 _ACCESS: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)
 _AT_LOGIN: Final[tuple[tuple[re.Pattern[str], type[SourceError], str], ...]] = tuple(
-    (re.compile(said), error, hint)
-    for said, error, hint in (
+    (re.compile(pattern), error, hint)
+    for pattern, error, hint in (
         (
             r"password authentication failed|no password supplied",
             AccessRefused,
@@ -252,81 +255,91 @@ _AT_LOGIN: Final[tuple[tuple[re.Pattern[str], type[SourceError], str], ...]] = t
         (
             r"must be superuser or replication|permission denied to start WAL sender",
             AccessRefused,
-            "ALTER ROLE … REPLICATION; `walmere check` tells which right is missing",
+            "ALTER ROLE … REPLICATION; `walmere check` shows the missing privilege",
         ),
         (r"permission denied for database \"(.*)\"", AccessRefused, 'GRANT CONNECT ON DATABASE "{0}" TO …;'),
-        (r"authentication failed", AccessRefused, "-- see pg_hba.conf for how this role has to show who it is"),
+        (
+            r"authentication failed",
+            AccessRefused,
+            "-- see pg_hba.conf on the server for the authentication method of this role",
+        ),
         (
             r"certificate|does not support SSL",
             AccessRefused,
-            "-- see sslmode, sslrootcert and the host's name in source.dsn, and the names in the server's certificate",
+            "-- check sslmode, sslrootcert and the host name in source.dsn, and the names in the server's certificate",
         ),
-        # a walsender whose client is gone frees its place, if late
+        # transient: the walsender of a lost client ends after a while
         (r"max_wal_senders", SourceUnavailable, "ALTER SYSTEM SET max_wal_senders = …;  -- then restart the server"),
         (r'database "(.*)" does not exist', SourceError, 'CREATE DATABASE "{0}";  -- or correct source.dsn'),
     )
 )
-"""What a login that cannot succeed says. libpq gives no SQLSTATE for it, only the text."""
+"""Texts of failed logins, with error class and hint. libpq gives no SQLSTATE for them."""
 _GONE: Final = re.compile(
     r"can no longer (get changes|access)|has been invalidated|has already been removed", re.IGNORECASE
 )
 
 
 def translate(error: psycopg.Error, doing: str, scrub: Scrub = lambda text: text) -> SourceError:
-    """The one table of what the server may say, and what that means to us."""
+    """Convert an error of the server to a SourceError."""
     text = scrub(" ".join(str(error).split()))
     detail = scrub(error.diag.message_detail or "")
     text = f"{text} ({detail})" if detail and detail not in text else text
     if error.sqlstate is None:
-        for said, kind, advice in _AT_LOGIN:
-            if match := said.search(text):
-                return kind(doing, text, advice.format(*(name.replace('"', '""') for name in match.groups())))
+        for pattern, kind, hint in _AT_LOGIN:
+            if match := pattern.search(text):
+                return kind(doing, text, hint.format(*(name.replace('"', '""') for name in match.groups())))
     if isinstance(error, _ACCESS):
-        return AccessRefused(doing, text, "`walmere check` tells which right is missing")
+        return AccessRefused(doing, text, "`walmere check` shows the missing privilege and the GRANT for it")
     if isinstance(error, pg.LockNotAvailable):
-        return TableLocked(doing, text, "it is tried again; SELECT * FROM pg_locks WHERE granted shows who has it")
+        return TableLocked(
+            doing, text, "Walmere retries; SELECT * FROM pg_locks WHERE granted shows who holds the lock"
+        )
     if _GONE.search(text):
-        return SlotLost(doing, text, LOST)
+        return SlotLost(doing, text, SLOT_LOST_HINT)
     if isinstance(error, pg.ObjectInUse):
-        return SlotInUse(doing, text, "only one receiver can use a slot; end the other, or give this one its own slot")
+        return SlotInUse(
+            doing, text, "only one receiver can use a slot: stop the other one, or set another source.slot"
+        )
     if isinstance(error, pg.UndefinedObject) and "replication slot" in text:
-        return SlotMissing(doing, text, MISSING)
+        return SlotMissing(doing, text, SLOT_MISSING_HINT)
     if isinstance(error, pg.UndefinedObject) and "publication" in text:
         if "output plugin" in (error.diag.context or ""):
-            return PublicationMissing(doing, text, UNDECODABLE)
+            return PublicationMissing(doing, text, PUBLICATION_WAS_MISSING_HINT)
         return PublicationMissing(doing, text, "CREATE PUBLICATION … on the source, or correct source.publications")
     if "different column lists" in text:
-        return ColumnListsDiffer(doing, text, STUCK)
+        return ColumnListsDiffer(doing, text, COLUMN_LISTS_DIFFERED_HINT)
     if isinstance(error, pg.ConfigurationLimitExceeded):
         return NotConfigured(
-            doing, text, "raise max_replication_slots or max_wal_senders on the source, and restart it"
+            doing, text, "increase max_replication_slots or max_wal_senders on the source, then restart it"
         )
     if "wal_level" in text or "logical decoding" in text:
         return NotConfigured(doing, text, "ALTER SYSTEM SET wal_level = 'logical'; then restart the source")
-    if error.sqlstate is None or error.sqlstate[:2] in _PASSING:
-        return SourceUnavailable(doing, text, "it is tried again; see the source's log if it goes on")
+    if error.sqlstate is None or error.sqlstate[:2] in _TRANSIENT:
+        return SourceUnavailable(doing, text, "Walmere retries; if this repeats, see the log of the source")
     return SourceError(doing, text)
 
 
-_PASSING: Final = frozenset({"08", "53", "57", "58", "XX"})
-"""Classes of SQLSTATE that may pass: connection, resources, operator intervention (a restart), system, internal."""
+_TRANSIENT: Final = frozenset({"08", "53", "57", "58", "XX"})
+"""Classes of SQLSTATE to retry: connection, resources, operator intervention (a restart), system, internal."""
 
-LOST: Final = (
-    "the source removed WAL that the slot needed: `walmere drop`, then begin anew; "
-    "raise max_slot_wal_keep_size so that it does not happen again"
+SLOT_LOST_HINT: Final = (
+    "the source removed WAL that the slot needed: `walmere drop`, then `walmere run` copies all tables again; "
+    "increase max_slot_wal_keep_size so that this does not happen again"
 )
-UNDECODABLE: Final = (
-    "PostgreSQL before 18 never decodes what was changed while a publication was missing, even if it is there again: "
-    "see that it is, then `walmere drop`, and begin anew"
+PUBLICATION_WAS_MISSING_HINT: Final = (
+    "PostgreSQL before 18 cannot decode changes made while a publication did not exist, even if it exists now. "
+    "Create the publication, then `walmere drop` and `walmere run`: all tables are copied again"
 )
-STUCK: Final = (
-    "two publications had different column lists for this table when it was changed, and PostgreSQL never decodes that "
+COLUMN_LISTS_DIFFERED_HINT: Final = (
+    "publications had different column lists for this table when it was changed, and PostgreSQL cannot decode that "
     "change, even if the lists are equal now. Make them equal (`walmere check` has the statements), then "
     "`walmere drop` and `walmere run`: all tables are copied again, and can be read meanwhile"
 )
-MISSING: Final = "somebody dropped the slot, so changes may be lost: `walmere drop`, then begin anew"
+SLOT_MISSING_HINT: Final = (
+    "the slot was dropped, so changes may be lost: `walmere drop`, then `walmere run` copies all tables again"
+)
 
 
 def error_of(result: PGresult) -> psycopg.Error:
-    """The psycopg error for a failed command that was given below psycopg."""
+    """The psycopg error for a failed command that was sent through `pgconn`."""
     return pg.error_from_result(result, encoding="utf-8")

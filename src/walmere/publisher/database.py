@@ -1,4 +1,4 @@
-"""Which database a connection is in."""
+"""The OID of the database of a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check of the source says: a finding, and the small questions and answers that all checks are made of."""
+"""A finding of `walmere check`, and what all checks share: queries, and texts of fixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from walmere.publisher.connect import Connection
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,7 +21,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. `name` is stable, for scripts; `fix` is empty when there is nothing to do."""
+    """A result of one check. `name` is stable, for scripts; `fix` is empty if no action is needed."""
 
     name: str
     level: Level
@@ -29,16 +29,16 @@ class Finding:
     fix: str = ""
 
 
-Said: TypeAlias = tuple[Level, str, str]
+Result: TypeAlias = tuple[Level, str, str]  # level, what was found, fix
 
-Check: TypeAlias = Generator[Said, None, str]
+Check: TypeAlias = Generator[Result, None, str]  # returns the text for the case that nothing was found
 
 
-def warning(what: str, fix: str) -> Said:
+def warning(what: str, fix: str) -> Result:
     return Level.WARNING, what, fix
 
 
-def problem(what: str, fix: str) -> Said:
+def problem(what: str, fix: str) -> Result:
     return Level.PROBLEM, what, fix
 
 

@@ -1,19 +1,19 @@
-"""By what the rows of a partitioned table are told apart, when its partitions are mirrored as one table.
+"""What identifies the rows of a partitioned table whose partitions are mirrored as one table.
 
 An UPDATE or DELETE is logged by the leaf partition that holds the row, with the replica identity **of that leaf**.
 With `publish_via_partition_root` the stream names only the root: the Relation message has the root's replica identity,
 and the old tuple is marked with it, whatever the leaf has logged. A root with REPLICA IDENTITY FULL and leaves at the
-default sends "old rows" in which only the key is filled in; a root with a primary key and leaves that go by another
-index sends "keys" in which the key is NULL. So the stream's identity is not used for such tables. What is used:
+default sends "old rows" that have only the key; a root with a primary key and leaves that use another index sends
+"keys" in which the key is NULL. So the identity in the stream is not used for such tables. Used instead:
 
-    every leaf is FULL               a key of the root if it has one, else the whole row
+    every leaf is FULL               a key of the root if it has one, otherwise the whole row
     every leaf has the key columns   a key of the root that is part of each leaf's identity; or the identity that all
-                                     leaves have in common, if it includes the columns that rows are partitioned by
-    no leaf can UPDATE or DELETE     nothing: there are inserts only
+                                     leaves have in common, if it includes the partition key columns
+    no leaf can UPDATE or DELETE     nothing: there are only inserts
 
-The second line needs a key that no two leaves can share. A leaf's own unique index does not see the other leaves; a
-unique index of the root does, and so does a key that includes the partition columns. Anything else is refused: two
-rows could be taken for one.
+The second line needs a key that is unique across all leaves. The unique index of a leaf covers only that leaf; a unique
+index of the root covers all leaves, and so does a key that includes the partition key columns. Any other table is
+refused: two rows could be confused.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TreeIdentity:
-    """Of a partitioned table as one table: a letter of `pg_class.relreplident`, and the columns of the key."""
+    """The identity of a partitioned table as one table: a letter of `pg_class.relreplident`, and the key columns."""
 
     mode: str
     key: tuple[str, ...] = ()
-    refused: str = ""  # why rows cannot be told apart
+    refused: str = ""  # why rows cannot be identified
 
 
 @dataclass(frozen=True, slots=True)
 class LeafIdentity:
-    """Of one relation: `relreplident`, and the columns of its replica identity index, if that is what it goes by."""
+    """The identity of one leaf: `relreplident`, and the columns of its replica identity index, if it uses one."""
 
     name: str
     mode: str
@@ -51,16 +51,16 @@ class LeafIdentity:
 
     @property
     def sends_changes(self) -> bool:
-        """Whether the server accepts UPDATE and DELETE of a row in it."""
+        """Whether the server accepts UPDATE and DELETE on it."""
         return self.mode == _FULL or bool(self.key)
 
 
 def combine(
     leaves: Iterable[LeafIdentity], root_keys: Sequence[tuple[str, ...]], partition_columns: frozenset[str] | None
 ) -> TreeIdentity:
-    """The identity of the tree. `root_keys`: unique over all leaves, the best first.
+    """The identity of the whole table. `root_keys`: keys that are unique across all leaves, the best first.
 
-    `partition_columns`: at all levels of the tree; None if rows are partitioned by an expression.
+    `partition_columns`: the partition key columns of all levels; None if the partition key has an expression.
     """
     senders = [leaf for leaf in leaves if leaf.sends_changes]
     keyed = [leaf for leaf in senders if leaf.mode != _FULL]
@@ -87,17 +87,17 @@ def _shown(leaf: LeafIdentity) -> str:
 
 
 def tree_identities(connection: Connection, leaves: Mapping[int, Sequence[int]]) -> dict[int, TreeIdentity]:
-    """The identities of partitioned tables, by OID, made of these leaves. Locks no table."""
+    """The identities of partitioned tables with these leaves, by OID. Locks no table."""
     if not leaves:
         return {}
-    known = _relations(connection, sorted({leaf for some in leaves.values() for leaf in some}))
+    known = _relations(connection, sorted({leaf for oids in leaves.values() for leaf in oids}))
     keys = _unique_keys(connection, sorted(leaves))
     columns = _partition_columns(connection, sorted(leaves))
     return {
         root: combine(
-            [known[leaf] for leaf in some if leaf in known], keys.get(root, ()), columns.get(root, frozenset())
+            [known[leaf] for leaf in oids if leaf in known], keys.get(root, ()), columns.get(root, frozenset())
         )
-        for root, some in leaves.items()
+        for root, oids in leaves.items()
     }
 
 
@@ -105,7 +105,7 @@ IS_REPLICA_IDENTITY: Final = (
     "i.indisvalid AND i.indimmediate"
     " AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END"
 )
-"""Of an index i of table c, as SQL. (`pg_get_replica_identity_index` locks the table.)"""
+"""SQL: whether index i is the replica identity of table c. (`pg_get_replica_identity_index` would lock the table.)"""
 _COLUMNS: Final = (
     "ARRAY(SELECT attname FROM unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (attnum, place)"
     " JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum ORDER BY place)"

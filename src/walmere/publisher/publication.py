@@ -1,8 +1,8 @@
-"""Which tables the publications have, read from the catalogs without locking any table.
+"""The tables of publications, read from the catalogs without locking any table.
 
-PostgreSQL's view `pg_publication_tables` opens every table it lists, and so waits for whoever holds ACCESS EXCLUSIVE on
-one of them; so do `pg_partition_tree`, `pg_get_expr` and `pg_get_replica_identity_index`. One table that is locked for
-an hour would hide all others for that hour. The queries here read the catalogs only.
+PostgreSQL's view `pg_publication_tables` opens every table that it lists, so it waits for a session that holds ACCESS
+EXCLUSIVE on one of them. So do `pg_partition_tree`, `pg_get_expr` and `pg_get_replica_identity_index`. One table that
+is locked for an hour would block the query for all tables. The queries here read only the catalogs.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _TREE: Final = """
     leaf (root, relid) AS (
         SELECT root, relid FROM tree JOIN pg_catalog.pg_class ON oid = relid AND relkind <> 'p'
     )"""
-"""Every partitioned table with all tables below it, itself included; and with its leaf partitions."""
+"""Every partitioned table with itself and all tables below it; and with its leaf partitions."""
 
 
 def published(connection: Connection) -> str:
-    """Common table expressions for a query whose only parameter is the list of publications' names.
+    """Common table expressions for a query. The first parameter is the list of names of publications.
 
-    `tree` and `leaf` as above, and `published (pubid, relid, attnums)`: as `pg_publication_tables` has it, one row for
-    each publication and table; `attnums` are the columns that are sent.
+    `tree` and `leaf` as above, and `published (pubid, relid, attnums)`: as in `pg_publication_tables`, one row for each
+    publication and table; `attnums` are the columns that are sent.
     """
     version = connection.info.server_version
     if version >= 180_000:
         listed, unlisted = "true", "attgenerated = '' OR (p.pubgencols = 's' AND attgenerated = 's')"
-    else:  # 15 lets a generated column be listed, but never sends it
+    else:  # 15 to 17 accept a generated column in a list, but never send it
         listed = unlisted = "attgenerated = ''"
     prattrs, in_schema, by_schema = "NULL::int2[]", "false", ""
     if version >= 150_000:
@@ -91,7 +91,7 @@ def _publishable(relation: str) -> str:
 
 
 def row_filters(connection: Connection, names: tuple[str, ...], oids: Sequence[int]) -> dict[int, str | None]:
-    """The row filter of each of these tables, of all publications together. This locks those that have one."""
+    """The row filter of each of these tables, combined from all publications. Locks the tables that have one."""
     if connection.info.server_version < 150_000:
         return dict.fromkeys(oids)
     rows = connection.execute(
@@ -108,6 +108,6 @@ def row_filters(connection: Connection, names: tuple[str, ...], oids: Sequence[i
 
 
 def _any_of(filters: Sequence[str | None]) -> str | None:
-    """Row filters of several publications as one: a row passes if it passes one of them, or one has none."""
+    """Combine row filters: a row passes if it passes one of them, or if a publication has no filter."""
     expressions = sorted({each for each in filters if each is not None})
     return None if not expressions or None in filters else " OR ".join(f"({each})" for each in expressions)

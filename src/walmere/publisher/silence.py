@@ -1,17 +1,16 @@
-"""Whether a connection on which nothing comes is lost, or its server is only busy.
+"""Decides whether a connection without data is lost, or its server is only busy.
 
-TCP keepalives and `tcp_user_timeout` find a host that has vanished. They do not find a process that is frozen behind a
-kernel that still answers, or a proxy that swallows everything. And a silent server may be fine: a COPY with a slow row
-filter, a query that waits for a lock, a new slot that waits for old transactions. So after half of `[source] timeout`
-without a byte, and again after the whole of it, the server is asked over a second connection what the first one's
-backend is doing:
+TCP keepalives and `tcp_user_timeout` detect a host that is unreachable. They do not detect a stopped process, whose
+kernel still answers, or a proxy that drops all data. And a server without output may be working: on a COPY with a slow
+row filter, waiting for a lock, or creating a slot, which waits for old transactions. So after half of
+`[source] timeout` without data, and again after all of it, a second connection queries the state of the backend:
 
-    no second connection can be made                          the server does not answer: the connection is lost
+    a second connection cannot be opened                      the server does not answer: the connection is lost
     the backend does not exist any more                       lost
-    it waits for its client both times, with no progress      what it sent, or what we sent, was swallowed: lost
-    anything else                                             it is at work: wait for another timeout
+    it waits for its client both times, without progress      data was lost on the way: lost
+    anything else                                             it is working: wait for another timeout
 
-The replication stream does not need this: there the server answers a status update that asks for a reply.
+The replication stream does not need this: there, the server answers a status update that requests a reply.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 Value = TypeVar("Value")
 
 _ACTIVITY: Final = (
-    # a walsender that waits for WAL, as on a standby, has a wait event of the class Client too
+    # events by name: a walsender that waits for WAL, as on a standby, also has an event of the class Client
     "SELECT a.state = 'active'"
     " AND coalesce(a.wait_event, '') NOT IN ('ClientRead', 'ClientWrite', 'WalSenderWriteData'),"
     " coalesce(c.bytes_processed, 0)"
@@ -37,48 +36,48 @@ _ACTIVITY: Final = (
 
 
 class Backend(NamedTuple):
-    """What a second connection was told about a backend."""
+    """The state of a backend, as seen by a second connection."""
 
     reachable: bool = True
     exists: bool = True
     busy: bool = True
-    """It works, or waits for something else than its client."""
+    """It is working, or waits for something other than its client."""
     bytes_processed: int = 0
 
 
 class Silence:
-    """How long nothing has come from a server, and what that means."""
+    """Measures how long a server has sent nothing, and decides whether the connection is lost."""
 
-    def __init__(self, seconds: float, ask: Callable[[], Backend]) -> None:
+    def __init__(self, seconds: float, read_backend: Callable[[], Backend]) -> None:
         self._seconds = seconds
-        self._ask = ask
+        self._read_backend = read_backend
         self._ends: float | None = None
         self.lost = False
         self.heard()
 
     def heard(self) -> None:
-        """Something came."""
+        """Start again: data has arrived."""
         self._since = time.monotonic()
         self._first: Backend | None = None
 
     def end_within(self, seconds: float) -> None:
-        """Wait no longer than this, whatever the server does. May be called from another thread."""
+        """End the wait after this time, even if the server is working. Safe to call from another thread."""
         self._ends = time.monotonic() + seconds
 
     def check(self) -> None:
-        """Nothing came. Raises psycopg.OperationalError if the connection is lost."""
+        """Raise psycopg.OperationalError if the connection is lost. Call it when no data has come for a moment."""
         now = time.monotonic()
         silent = now - self._since
         if self._ends is not None and now >= self._ends:
             self._raise("the command is stopping")
         elif self._first is None:
             if silent >= self._seconds / 2:
-                self._first = self._ask()
+                self._first = self._read_backend()
         elif silent >= self._seconds:
             first = self._first
-            last = self._ask() if first.reachable else first
+            last = self._read_backend() if first.reachable else first
             if (lost := _lost(first, last)) is not None:
-                self._raise(f"nothing has come from the server for {silent:.0f} s, and {lost}")
+                self._raise(f"no data from the server for {silent:.0f} s, and {lost}")
             self._since, self._first = time.monotonic() - self._seconds / 2, last
 
     def _raise(self, wrong: str) -> NoReturn:
@@ -90,14 +89,14 @@ def _lost(first: Backend, last: Backend) -> str | None:
     if not last.reachable:
         return "it does not answer a second connection either"
     if not last.exists:
-        return "the connection's backend is gone"
+        return "its backend does not exist any more"
     if not first.busy and not last.busy and first.bytes_processed == last.bytes_processed:
-        return "the server process waits for the client: data was lost on the connection"
+        return "its backend waits for us: data was lost on the way"
     return None
 
 
 def watched(generator: Generator[Any, Any, Value], silence: Silence) -> Generator[Any, Any, Value]:
-    """A generator of psycopg's, which resumes it now and then also if nothing came."""
+    """Wrap a generator of psycopg, which is resumed at intervals also if no data came, with checks of the silence."""
     silence.heard()
     try:
         wanted = next(generator)
@@ -114,7 +113,7 @@ def watched(generator: Generator[Any, Any, Value], silence: Silence) -> Generato
 
 
 class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection whose queries end with an error if the server is lost, or if they are told to end."""
+    """A connection whose queries raise an error if the server is lost, or after `end_within`."""
 
     silence: Silence | None = None
 
@@ -124,7 +123,7 @@ class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
             self.silence.end_within(seconds)
 
     def wait(self, gen: Any, *more: Any, **named: Any) -> Any:
-        """See psycopg. A connection that was found lost is closed."""
+        """As in psycopg, but with checks for a lost connection, which is closed."""
         if self.silence is None:
             return super().wait(gen, *more, **named)
         try:
@@ -135,20 +134,20 @@ class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
             raise
 
 
-def look(conninfo: str, pid: int, seconds: float) -> Backend:
-    """Ask the server what a backend is doing. Takes no longer than a connection may take to be made, plus `seconds`."""
+def read_backend(conninfo: str, pid: int, seconds: float) -> Backend:
+    """Read the state of a backend. Takes at most `connect_timeout` plus `seconds`."""
     try:
         with WatchedConnection.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
             connection.silence = Silence(seconds, lambda: Backend(reachable=False))
             row = connection.execute(_ACTIVITY, [pid]).fetchone()
     except psycopg.Error as error:
-        return Backend(reachable="FATAL" in str(error))  # a server that refuses a connection does answer
+        return Backend(reachable="FATAL" in str(error))  # a server that refuses the connection does answer
     return Backend(exists=False) if row is None else Backend(busy=bool(row[0]), bytes_processed=int(row[1]))
 
 
 def silence_of(connection: Any, conninfo: str, pid: int, seconds: float) -> Silence:
-    """The silence of a connection, of psycopg or psycopg2, to this backend. `conninfo` is for the second connection."""
+    """The silence of a connection of psycopg or psycopg2. `conninfo` is for the second connection."""
     parameters = conninfo_to_dict(conninfo)
-    if "," in f"{parameters.get('host')} {parameters.get('hostaddr')}":  # of several, the one that it is connected to
+    if "," in f"{parameters.get('host')} {parameters.get('hostaddr')}":  # several hosts: use the one that is connected
         parameters |= {"host": connection.info.host, "hostaddr": None, "port": connection.info.port}
-    return Silence(seconds, functools.partial(look, make_conninfo("", **parameters), pid, seconds))
+    return Silence(seconds, functools.partial(read_backend, make_conninfo("", **parameters), pid, seconds))

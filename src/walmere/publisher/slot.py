@@ -1,7 +1,7 @@
-"""The replication slot: made once, as CREATE SUBSCRIPTION makes it, and looked at before every use.
+"""The replication slot: created once, as CREATE SUBSCRIPTION does, and checked before every use.
 
-The slot is the fence. PostgreSQL lets one walsender use it at a time, and it remembers what was confirmed; a receiver
-that starts without looking whether slot and log belong together would skip or repeat changes and never know.
+PostgreSQL allows one walsender per slot, and the slot stores which LSN was confirmed. A receiver that does not check
+that slot and log belong together would skip or repeat changes without noticing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Identifier
 from walmere.config import Source
 from walmere.errors import SlotLost, SlotUnsuitable
 from walmere.lsn import Lsn
-from walmere.publisher.connect import LOST, Connection, capabilities, translate_errors
+from walmere.publisher.connect import SLOT_LOST_HINT, Connection, capabilities, translate_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Slot:
 
 
 def read(connection: Connection, name: str) -> Slot | None:
-    """The slot as it is now, or None."""
+    """Read the slot; None if it does not exist."""
     version = connection.info.server_version
     failover = "s.failover" if version >= 170_000 else "false"
     reason = "s.invalidation_reason" if version >= 170_000 else "NULL"
@@ -75,7 +75,7 @@ def read(connection: Connection, name: str) -> Slot | None:
 
 
 def sent_position(connection: Connection, pid: int) -> Lsn | None:
-    """How far a walsender has decoded and sent; None if it has gone, or belongs to a role that hides it."""
+    """How far a walsender has decoded and sent; None if it has ended, or this role may not see it."""
     row = connection.execute(
         "SELECT sent_lsn::text FROM pg_catalog.pg_stat_replication WHERE pid = %s", [pid]
     ).fetchone()
@@ -83,31 +83,31 @@ def sent_position(connection: Connection, pid: int) -> Lsn | None:
 
 
 def require_ours(slot: Slot, database: str) -> None:
-    """Refuse a slot that belongs to something else."""
-    doing = f"looking at replication slot {slot.name}"
-    other = "set another source.slot, or drop that one: SELECT pg_drop_replication_slot('" + slot.name + "')"
+    """Refuse a slot of another plugin or database."""
+    doing = f"checking replication slot {slot.name}"
+    hint = "set another source.slot, or drop that slot: SELECT pg_drop_replication_slot('" + slot.name + "')"
     if slot.plugin != "pgoutput":
         kind = f"uses the output plugin {slot.plugin}" if slot.plugin else "is a physical slot"
-        raise SlotUnsuitable(doing, f"it {kind}, and pgoutput is needed", other)
+        raise SlotUnsuitable(doing, f"it {kind}; a logical slot with pgoutput is needed", hint)
     if slot.database != database:
-        raise SlotUnsuitable(doing, f"it belongs to database {slot.database}, not to {database}", other)
+        raise SlotUnsuitable(doing, f"it belongs to database {slot.database}, not to {database}", hint)
 
 
 def require_usable(slot: Slot, database: str) -> None:
-    """Refuse a slot that belongs to something else, or that is lost."""
+    """Refuse a slot of another plugin or database, or one that is lost."""
     require_ours(slot, database)
     if slot.wal_status == "lost":
         why = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
-        raise SlotLost(f"looking at replication slot {slot.name}", f"it is invalidated{why}", LOST)
+        raise SlotLost(f"checking replication slot {slot.name}", f"it is invalidated{why}", SLOT_LOST_HINT)
 
 
 def create(connection: Connection, source: Source) -> Lsn:
-    """CREATE_REPLICATION_SLOT on a replication connection; returns the consistent point."""
-    able = capabilities(connection)
+    """Create the slot over a replication connection. Returns its consistent point."""
+    features = capabilities(connection)
     for option in ("two_phase", "failover"):
         if getattr(source, option):
-            able.require(option)
-    if able.slot_options:
+            features.require(option)
+    if features.slot_options:
         options = (
             "SNAPSHOT 'nothing'"
             + (", TWO_PHASE" if source.two_phase else "")
@@ -124,6 +124,6 @@ def create(connection: Connection, source: Source) -> Lsn:
 
 
 def drop(connection: Connection, source: Source) -> None:
-    """DROP_REPLICATION_SLOT; waits for nobody: a slot in use is an error."""
+    """Drop the slot over a replication connection. Raises SlotInUse if it is in use."""
     with translate_errors(source, f"dropping replication slot {source.slot}"):
         connection.execute(SQL("DROP_REPLICATION_SLOT {}").format(Identifier(source.slot)))

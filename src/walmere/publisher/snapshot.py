@@ -1,9 +1,9 @@
-"""One consistent point for a copy: PostgreSQL's tablesync worker up to its COPY (Connection 3 of a subscriber's trace).
+"""The snapshot of a copy, and its LSN: what PostgreSQL's tablesync worker does before its COPY.
 
-A temporary replication slot gives two things at once: an LSN, and a snapshot that shows exactly what had committed
-before it. PostgreSQL's worker *uses* the snapshot in its own transaction; we *export* it, so that many connections,
-in many Spark tasks, see the same rows. It lives as long as the connection that made it says nothing more, and the slot
-goes with the connection, whatever happens to us.
+Creating a temporary replication slot gives an LSN and a snapshot of exactly what had committed before it. PostgreSQL's
+worker *uses* the snapshot in its own transaction; we *export* it, so that many connections, in many Spark tasks, see
+the same rows. The snapshot is valid until the next command on the connection that created it. The slot is dropped when
+the connection closes, also after a crash.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from walmere.publisher.connect import Connection, capabilities, connect, transla
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What had committed before `lsn`, under a name that other sessions can import."""
+    """An exported snapshot of what had committed before `lsn`. Other sessions import it by name."""
 
     name: str
     lsn: Lsn
-    lock_timeout: float = 10.0  # seconds that who imports it waits for a locked table; 0: for ever
+    lock_timeout: float = 10.0  # seconds that a session that imports it waits for a lock; 0: no limit
 
 
 def slot_name(subscription: str, relation: int, system_identifier: str) -> str:
-    """`pg_<subscription>_sync_<relation>_<system>`, in what a slot's name may have."""
+    """`pg_<subscription>_sync_<relation>_<system>`, with the characters that a slot name may have."""
     readable = re.sub(r"[^a-z0-9_]", "_", subscription.lower())
     tail = f"_sync_{relation}_{system_identifier}"
     return f"pg_{readable[: 63 - len(tail) - 3]}{tail}"
@@ -39,16 +39,16 @@ def slot_name(subscription: str, relation: int, system_identifier: str) -> str:
 
 @contextmanager
 def exported(source: Source, slot: str, opened: Callable[[Connection], None] = lambda _: None) -> Iterator[Snapshot]:
-    """A snapshot for others, as long as the context is open.
+    """Export a snapshot. It is valid while the context is open.
 
-    `opened` gets the connection before the slot is made, to be able to cancel that: it waits for every transaction that
-    is running, however long that takes.
+    `opened` is called with the connection before the slot is created, so that the caller can cancel it: creating a slot
+    waits for all running transactions, without a limit.
     """
     connection = connect(source, slot, replication=True)
     opened(connection)
     try:
-        able = capabilities(connection)
-        tail = "(SNAPSHOT 'export')" if able.slot_options else "EXPORT_SNAPSHOT"
+        features = capabilities(connection)
+        tail = "(SNAPSHOT 'export')" if features.slot_options else "EXPORT_SNAPSHOT"
         command = SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput " + tail).format(Identifier(slot))
         with translate_errors(source, f"creating temporary replication slot {slot}"):
             row = connection.execute(command).fetchone()
@@ -59,7 +59,7 @@ def exported(source: Source, slot: str, opened: Callable[[Connection], None] = l
 
 
 def lock_timeout(snapshot: Snapshot) -> Composed:
-    """The statement that bounds how long a transaction with this snapshot waits for a lock."""
+    """The statement that limits how long a transaction with this snapshot waits for a lock."""
     return SQL("SET LOCAL lock_timeout = {}").format(SqlLiteral(round(snapshot.lock_timeout * 1000)))
 
 
@@ -68,7 +68,7 @@ def imported(source: Source, application_name: str, snapshot: Snapshot) -> Itera
     """A connection inside a read-only transaction that sees the snapshot."""
     connection = connect(source, application_name)
     try:
-        with translate_errors(source, "importing the copy's snapshot"):
+        with translate_errors(source, "importing the snapshot of the copy"):
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
             connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(SqlLiteral(snapshot.name)))
             if snapshot.lock_timeout:

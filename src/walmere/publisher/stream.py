@@ -1,9 +1,9 @@
-"""The replication stream: IDENTIFY_SYSTEM, START_REPLICATION, and the conversation after it.
+"""The replication stream: IDENTIFY_SYSTEM, START_REPLICATION, and the messages after it.
 
-Be lazy. walsender flushes after every message; a reader that wakes for each of them makes both sides crawl. `read`
-empties what is there, and it is the caller who waits before it reads again, so that walsender can fill its buffer.
+walsender flushes after every message. A reader that wakes up for each message makes both sides slow. So `read` takes
+everything that has arrived, and the caller waits before it reads again, so that walsender can fill its buffer.
 
-The loop in `read` is the only place that touches every message in Python, so it does nothing but move it to a list.
+The loop in `read` is the only place that handles every message in Python, so it only moves it to a list.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from walmere.pgoutput.replication import Keepalive, decode_frame, standby_status
 from walmere.publisher.connect import Connection, capabilities, error_of, translate_errors
 
 _KEEPALIVE_LENGTH: Final = 18  # of 'k'; XLogData is always longer
-_WORTH_A_LOOK: Final = 8192  # bytes; libpq reads about twice as many at once
+_READ_AGAIN: Final = 8192  # bytes in the socket; libpq reads about twice as many at once
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What IDENTIFY_SYSTEM says."""
+    """The result of IDENTIFY_SYSTEM."""
 
     identifier: str
     timeline: int
@@ -40,7 +40,7 @@ class System:
 
 
 def identify_system(connection: Connection) -> System:
-    """Which PostgreSQL system this is."""
+    """Run IDENTIFY_SYSTEM."""
     row = connection.execute("IDENTIFY_SYSTEM").fetchone()
     assert row is not None
     identifier, timeline, position, database = row
@@ -48,14 +48,14 @@ def identify_system(connection: Connection) -> System:
 
 
 class Stream:
-    """One walsender, streaming from our slot."""
+    """A running START_REPLICATION."""
 
     def __init__(self, source: Source, connection: Connection, start: Lsn) -> None:
         self._source = source
         self._connection = connection
         self._pgconn = connection.pgconn
         self.keepalive_lsn: Lsn = INVALID_LSN
-        """How far the server has sent, as of its last keepalive: all before it has been read."""
+        """The position of the last keepalive: everything before it was sent and has been read."""
         self.reply_requested = False
         command = self._command(start).as_string(connection)
         with translate_errors(source, f"starting replication from slot {source.slot}"):
@@ -64,21 +64,21 @@ class Stream:
             if result.status != pq.ExecStatus.COPY_BOTH:
                 raise error_of(result)
         self.heard: float = time.monotonic()
-        """When something last came from the server."""
+        """When data last came from the server (monotonic time)."""
 
     def _command(self, start: Lsn) -> Composed:
-        source, able = self._source, capabilities(self._connection)
-        options = {"proto_version": str(able.protocol), "messages": "true", "binary": "false"}
-        options["streaming"] = able.streaming if source.streaming else "off"
+        source, features = self._source, capabilities(self._connection)
+        options = {"proto_version": str(features.protocol), "messages": "true", "binary": "false"}
+        options["streaming"] = features.streaming if source.streaming else "off"
         if source.two_phase:
-            able.require("two_phase")
+            features.require("two_phase")
             options["two_phase"] = "on"
         if source.origin != "any":
-            able.require("origin")
+            features.require("origin")
             options["origin"] = source.origin
         names = SQL(",").join(Identifier(name) for name in source.publications).as_string(self._connection)
         options["publication_names"] = names
-        # not psycopg's literals: the grammar of replication commands has no E'…', which those use for a backslash
+        # psycopg's literals write a backslash as E'…', which replication commands do not support
         pairs = SQL(", ").join(
             SQL("{} {}").format(Identifier(name), SQL("'" + value.replace("'", "''") + "'"))
             for name, value in options.items()
@@ -86,7 +86,7 @@ class Stream:
         return SQL("START_REPLICATION SLOT {} LOGICAL {} ({})").format(Identifier(source.slot), SQL(str(start)), pairs)
 
     def read(self, frames: list[memoryview], limit: int) -> tuple[int, bool]:
-        """Move what has arrived to `frames`, up to about `limit` bytes: how many, and whether nothing more is there."""
+        """Move what has arrived to `frames`, about `limit` bytes at most. Returns how many, and if that was all."""
         get, consume, append = self._pgconn.get_copy_data, self._pgconn.consume_input, frames.append
         total = 0
         looked = False
@@ -99,8 +99,8 @@ class Stream:
                 elif length == 0:
                     pending = self._pending()
                     if pending:
-                        self.heard = time.monotonic()  # also for a part of a message
-                    if looked and pending < _WORTH_A_LOOK:
+                        self.heard = time.monotonic()  # a part of a message counts too
+                    if looked and pending < _READ_AGAIN:
                         return total, True
                     consume()
                     looked = True
@@ -115,13 +115,13 @@ class Stream:
         return total, False
 
     def wait(self, seconds: float) -> bool:
-        """Wait until something arrives, but no longer than this."""
+        """Wait until data arrives, at most for `seconds`. Returns whether it has."""
         return bool(select.select([self._pgconn.socket], [], [], seconds)[0])
 
     def confirm(self, received: Lsn, durable: Lsn, applied: Lsn, *, reply: bool = False) -> None:
-        """Standby status update: what was received, what is durable here, what the sinks have applied.
+        """Send a standby status update: what was received, what is durable here, what the sinks have applied.
 
-        `reply` asks the server to answer at once. It never waits: what the socket does not take now is sent later.
+        `reply` requests an answer from the server. It never waits: what the socket does not accept is sent later.
         """
         message = standby_status_update(received, durable, applied, now_us=time.time_ns() // 1000, reply=reply)
         with translate_errors(self._source, "sending feedback to the source"):
@@ -130,11 +130,11 @@ class Stream:
         self.reply_requested = False
 
     def close(self) -> None:
-        """End the walsender; the slot is free when it has noticed."""
+        """Close the connection. The slot is free when the walsender has noticed."""
         self._connection.close()
 
     def _pending(self) -> int:
-        """Bytes that wait in the socket."""
+        """The number of bytes that can be read from the socket."""
         answer = fcntl.ioctl(self._pgconn.socket, termios.FIONREAD, b"\0\0\0\0")
         return int.from_bytes(answer, sys.byteorder)
 
@@ -150,4 +150,4 @@ class Stream:
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             with translate_errors(self._source, doing):
                 raise error_of(result)
-        raise SourceUnavailable(doing, "the server ended the stream", "it is started again")
+        raise SourceUnavailable(doing, "the server ended the stream", "no action needed: the receiver connects again")

@@ -1,7 +1,7 @@
-"""A published table as its copy needs it: columns, identity, row filter, and where its rows lie.
+"""A published table as a copy needs it: columns, identity, row filter, and the relations and pages of its rows.
 
-The questions are those of PostgreSQL's tablesync worker (`fetch_remote_table_info`). They are asked inside the copy's
-own snapshot, so that the answer fits the rows.
+The queries are those of PostgreSQL's tablesync worker (`fetch_remote_table_info`). They run under the snapshot of the
+copy, so that they match its rows.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from walmere.publisher.publication import row_filters
 from walmere.types.copytext import COPY_OPTIONS
 
 RANGE_BYTES: Final = 64 << 20
-"""About what one task copies."""
+"""About how much one task copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where rows lie: the table itself, or a leaf partition of it."""
+    """A relation that has rows: the table itself, or one of its leaf partitions."""
 
     schema: str
     name: str
-    pages: int | None  # None: it has no pages of its own (a foreign table), or the role may not go by them
-    filenode: int | None = None  # another one: VACUUM FULL or CLUSTER has put the rows on other pages
+    pages: int | None  # None: it has no pages (a foreign table), or the role may not read by ctid
+    filenode: int | None = None  # changes if VACUUM FULL or CLUSTER moves the rows to other pages
     whole_tree: bool = False  # a partitioned table, read with all its partitions
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the publication."""
+    """A published table."""
 
     oid: int
     schema: str
     name: str
     replica_identity: ReplicaIdentity
     columns: tuple[PublishedColumn, ...]
-    published: PublishedTable  # what the publications say of it
+    published: PublishedTable
     parts: tuple[Part, ...]
-    natts: int  # columns that it ever had
+    natts: int  # pg_class.relnatts, which counts dropped columns
     row_filter: str | None = None
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Table:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns by which its rows are told apart."""
+        """The columns that identify its rows."""
         if self.published.identity is not None:
             return self.published.identity.key
         return tuple(column.name for column in self.columns if column.is_key)
@@ -62,37 +62,37 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A part of a table that one task copies: pages from `first` up to, but without, `end`."""
+    """A range of pages that one task copies: from `first` to before `end`."""
 
     part: Part
     first: int
-    end: int | None  # None: to the end, however far that is by now
+    end: int | None  # None: to the end of the table
 
 
 def describe(connection: Connection, publications: tuple[str, ...], oid: int, gather: bool = False) -> Table:
-    """Ask the catalogs about one table; with `gather`, also about one of which only the partitions are published."""
+    """Read one table from the catalogs. With `gather`, the table may be one whose partitions are published."""
     row = connection.execute(
         "SELECT n.nspname, c.relname, c.relreplident, c.relkind, c.relnatts FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
         [oid],
     ).fetchone()
     if row is None:
-        raise PublicationMissing(f"looking at relation {oid}", "it does not exist any more")
+        raise PublicationMissing(f"reading the definition of relation {oid}", "it does not exist any more")
     schema, name, identity, kind, natts = row
     published = _published(connection, publications, oid, f"{schema}.{name}", gather)
     filtered = published.leaves[0][0] if published.gathered else oid
     row_filter = row_filters(connection, publications, [filtered]).get(filtered)
     columns = columns_of(connection, oid, published.columns)
-    _require_every_row(connection, f"looking at table {schema}.{name}", oid)
+    _require_every_row(connection, f"checking table {schema}.{name}", oid)
     leaves = {leaf for leaf, _ in published.leaves} if published.gathered else None
     parts = _parts(connection, oid, kind, Part(schema, name, None, whole_tree=True), leaves)
     return Table(oid, schema, name, ReplicaIdentity(identity), columns, published, parts, natts, row_filter)
 
 
 def columns_of(connection: Connection, oid: int, published: tuple[str, ...]) -> tuple[PublishedColumn, ...]:
-    """These columns of a relation. Locks nothing."""
+    """Read the published columns of a relation. Locks nothing."""
     rows = connection.execute(
-        # an index's INCLUDE columns stand behind its key
+        # INCLUDE columns of an index come after its key columns
         "SELECT a.attnum, a.attname, a.atttypid, a.atttypmod,"  # noqa: S608
         " coalesce(a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]), false)"
         " FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid"
@@ -105,7 +105,7 @@ def columns_of(connection: Connection, oid: int, published: tuple[str, ...]) -> 
 
 
 def _require_every_row(connection: Connection, doing: str, oid: int) -> None:
-    """Refuse a table that has policies for this role: the stream sends every row, so its copy must have every row."""
+    """Refuse a table with row security for this role: the stream sends every row, so the copy must have every row."""
     row = connection.execute(
         "SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid), quote_ident(current_user) FROM pg_class c"
         " WHERE (c.oid = %s OR c.oid IN (SELECT relid FROM pg_partition_tree(%s) WHERE isleaf))"
@@ -117,16 +117,16 @@ def _require_every_row(connection: Connection, doing: str, oid: int) -> None:
     if tables is not None:
         raise AccessRefused(
             doing,
-            f"row security applies to role {role} on {tables}, so its copy would be partial",
-            f"ALTER ROLE {role} BYPASSRLS; or leave the table out of the publication",
+            f"row security applies to role {role} on {tables}, so a copy would be partial",
+            f"ALTER ROLE {role} BYPASSRLS; or remove the table from the publication",
         )
 
 
 def missing_values(connection: Connection, oid: int) -> dict[int, str | None] | None:
-    """By attnum, what rows have in a column that was added after they were written: its `attmissingval`, as text.
+    """By attnum, the value of an added column in rows that are older than it: `attmissingval`, as text.
 
-    An array as text is read as one of texts, whose only element is the value's own text. None: one of them has another
-    delimiter than a comma, and cannot be read so.
+    `attmissingval` is an array with one element. It is cast to text[], which works only if the delimiter of the type
+    is a comma; if one type has another delimiter, the result is None.
     """
     rows = connection.execute(
         "SELECT attnum, CASE WHEN typdelim = ',' THEN (attmissingval::text::text[])[1] END, typdelim = ','"
@@ -141,31 +141,33 @@ def _published(
 ) -> PublishedTable:
     found = published_tables(connection, publications, gather, only=oid)
     if not found:
-        raise PublicationMissing(f"looking at table {name}", "it is not in the publication any more")
-    [its] = found
-    if its.gathered:
-        _require_alike(connection, publications, its, name)
-    if its.identity is not None and its.identity.refused:
-        raise NotMirrored(f"looking at table {name}", its.identity.refused, HINT)
-    return its
+        raise PublicationMissing(f"checking table {name}", "it is not in the publication any more")
+    [table] = found
+    if table.gathered:
+        _require_same_columns(connection, publications, table, name)
+    if table.identity is not None and table.identity.refused:
+        raise NotMirrored(f"checking table {name}", table.identity.refused, HINT)
+    return table
 
 
-def _require_alike(connection: Connection, publications: tuple[str, ...], its: PublishedTable, name: str) -> None:
-    wanted = [leaf for leaf, _ in its.leaves]
+def _require_same_columns(
+    connection: Connection, publications: tuple[str, ...], root: PublishedTable, name: str
+) -> None:
+    wanted = [leaf for leaf, _ in root.leaves]
     columns = {frozenset(table.columns) for table in published_tables(connection, publications) if table.oid in wanted}
     if len(columns) > 1 or len(set(row_filters(connection, publications, wanted).values())) > 1:
         raise NotMirrored(
             f"gathering the partitions of {name}",
             "they have different columns or row filters",
-            "have all of them alike, or set target.gather_partitions = false",
+            "publish all partitions with the same columns and row filter, or set target.gather_partitions = false",
         )
 
 
 def _parts(connection: Connection, oid: int, kind: str, root: Part, gathered: set[int] | None) -> tuple[Part, ...]:
-    """What to read the rows from, with its size in pages.
+    """The relations to read, with their sizes in pages.
 
-    Pages are told by `ctid`, and partitions are read directly; both takes SELECT on the whole of the relation itself. A
-    role that has it on some columns, or on the root only, may read the rows all the same, but in one piece.
+    Reading ranges of `ctid`, and reading partitions directly, needs SELECT on the whole relation. A role that has
+    SELECT only on some columns, or only on the root, can read the rows in one range.
     """
     rows = connection.execute(
         "SELECT n.nspname, c.relname, CASE WHEN c.relkind = 'r' AND has_table_privilege(c.oid, 'SELECT') THEN"
@@ -178,8 +180,8 @@ def _parts(connection: Connection, oid: int, kind: str, root: Part, gathered: se
         [kind == "p", oid, oid],
     ).fetchall()
     if any(rewritten for *_, rewritten in rows):
-        # the function speaks of now, the catalog of the snapshot: it does not see the rows that were written since
-        raise SourceUnavailable(f"looking at {root.schema}.{root.name}", "it was rewritten since the snapshot")
+        # the function shows the current filenode, the catalog that of the snapshot: the rewritten rows are not visible
+        raise SourceUnavailable(f"checking {root.schema}.{root.name}", "it was rewritten since the snapshot")
     wanted = [row for row in rows if gathered is None or row[4] in gathered]
     if kind == "p" and wanted == rows and not all(row[5] for row in rows):
         return (root,)
@@ -187,24 +189,24 @@ def _parts(connection: Connection, oid: int, kind: str, root: Part, gathered: se
 
 
 def ranges(table: Table, at_least: int = 1, page_bytes: int = 8192) -> list[Range]:
-    """Divide the table into ranges of pages: about RANGE_BYTES each, but as many as there are hands for a big one."""
+    """Divide a table into about `at_least` ranges of pages, or more, so that none is larger than RANGE_BYTES."""
     found: list[Range] = []
     total = sum(part.pages or 0 for part in table.parts) or 1
     for part in table.parts:
         if part.pages is None or part.pages < 2:
             found.append(Range(part, 0, None))
             continue
-        hands = max(1, round(at_least * part.pages / total), -(-part.pages * page_bytes // RANGE_BYTES))
-        step = -(-part.pages // min(hands, part.pages))
+        count = max(1, round(at_least * part.pages / total), -(-part.pages * page_bytes // RANGE_BYTES))
+        step = -(-part.pages // min(count, part.pages))
         starts = list(range(0, part.pages, step))
         found += [Range(part, first, end) for first, end in zip(starts, [*starts[1:], None], strict=True)]
     return found
 
 
 def copy_command(table: Table, piece: Range, only_if: str | None = None) -> Composed:
-    """COPY of one range, with the publication's columns and row filter. `publish` plays no part in a copy.
+    """The COPY of one range, with the published columns and the row filter. `publish` does not apply to a copy.
 
-    `only_if`: of the rows for which this is true.
+    `only_if`: an SQL condition; only rows for which it is true.
     """
     conditions: list[Composable] = [] if only_if is None else [SQL("(") + SQL(only_if) + SQL(")")]
     if piece.part.pages is not None:

@@ -1,4 +1,4 @@
-"""Transactions that are open on the source: a new slot, and with it a snapshot, waits for all that have written."""
+"""Open transactions on the source: creating a slot, and so a snapshot, waits for all that have written."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from walmere.publisher.connect import connect, translate_errors
 
 
 def writing(source: Source, application_name: str) -> list[str]:
-    """Those that have an xid, also by a lock alone, and the prepared ones; the oldest first, in words."""
+    """Descriptions of the transactions that have an xid, the oldest first, then of the prepared ones."""
     with (
         closing(connect(source, application_name)) as connection,
-        translate_errors(source, "looking at open transactions"),
+        translate_errors(source, "reading the open transactions"),
     ):
         open_now = connection.execute(
             "SELECT pid, coalesce(usename, '?'), datname, date_trunc('second', xact_start)::text, state"

@@ -47,7 +47,7 @@ from walmere.errors import (
 )
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, column_lists, slot
-from walmere.publisher.connect import MISSING, connect, translate_errors
+from walmere.publisher.connect import SLOT_MISSING_HINT, connect, translate_errors
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import Stream, System, identify_system
 from walmere.storage import Lock
@@ -294,7 +294,9 @@ class _Session:
             found = slot.read(self._sql, source.slot)
         if found is None:
             if header is not None:
-                raise SlotMissing("preparing to receive", f"replication slot {source.slot} does not exist", MISSING)
+                raise SlotMissing(
+                    "preparing to receive", f"replication slot {source.slot} does not exist", SLOT_MISSING_HINT
+                )
             confirmed = slot.create(self._replication, source)
         else:
             slot.require_usable(found, system.database)

