@@ -1,21 +1,21 @@
-"""PostgreSQL's text → Arrow: one cast per type, for COPY and for the stream, so that the two can never disagree.
+"""PostgreSQL's text → Arrow: one cast per type, used for COPY and for the stream, so that both give the same values.
 
     pgtype     what a type is: a row of pg_type
-    builtin    the types every server has, known without asking
+    builtin    the types that every server has, without a look at its catalogs
     codec      the type of a column → its codec
-    base       what a codec is: the Arrow type, the cast, what is rejected and what is refused
+    base       the class of a codec: Arrow type, cast, rejected values, errors
     text, boolean, number, numeric, bytea, date, array, vector, hstore
-               the families
-    flat       the values of an Arrow array as one run of bytes, for the families that walk through them
+               one module for each family of types
+    flat       the values of an Arrow array as one run of bytes, for families with a syntax
     jsontext   the text of a column → JSON text
-    copytext   what COPY … TO STDOUT sends → Arrow columns of text
+    copytext   the output of COPY … TO STDOUT → Arrow columns of text
 
-A value ends in one of three ways. It is **cast**, exactly. It is **rejected**, because it is a good value that the
-Arrow type cannot hold (infinity, a BC date, NaN in a decimal, an array of two dimensions): null in the column and
-marked, so that the caller keeps the original text. Or it is no value of its type at all, which a server never sends:
-then the whole cast is **refused** with `CastError`, which says where and what but never shows the value.
+A text has one of three results. It is **cast**, exactly. It is **rejected**, if it is a valid value that the Arrow type
+cannot hold (infinity, a BC date, NaN in a decimal, an array of two dimensions): then the column has null, and the value
+is marked so that the caller can keep its text. Or it is not a value of its type, which a server never sends: then the
+whole cast is **refused** with `CastError`, which has the position but never the value.
 
-Only `pgtype` is imported here: the others need NumPy and PyArrow, and who only asks the source can do without.
+Only `pgtype` is imported here: the other modules need NumPy and PyArrow, which queries of the source do not need.
 """
 
 from walmere.types.pgtype import PgType, TypType

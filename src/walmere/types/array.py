@@ -1,14 +1,14 @@
 r"""Arrays of one dimension as lists.
 
 `array_out` writes `{1,NULL,3}`, `{"with, comma","NULL","say \"so\""}`, `{}`. An element is quoted when it is empty, is
-the word NULL, or has a brace, a quote, a backslash, a blank or the delimiter in it; inside quotes, a backslash stands
-before a quote or a backslash. More dimensions show as `{{`, lower bounds other than 1 as `[0:2]=` before it all: these
-are not lists, and are rejected.
+the word NULL, or has a brace, a quote, a backslash, a blank or the delimiter in it; inside quotes, a backslash escapes
+a quote or a backslash. An array with more dimensions begins with `{{`, one with a lower bound other than 1 with a
+prefix such as `[0:2]=`: these are not lists, and are rejected.
 
-All arrays of a column are taken apart together. First the escapes go, with a note of what they stood before. Then
-quotes are counted: where the count so far is odd is inside quotes, and braces and delimiters there are nothing special.
-What is left of those are the borders of elements. The elements of all rows are then one array, cast in one go by the
-codec of the elements; a row with an element that was rejected is rejected as a whole.
+All arrays of a column are split together. First the escapes are removed, and the bytes that they escaped are marked.
+Then quotes are counted: where the count is odd, the byte is inside quotes, and braces and delimiters have no meaning.
+The other braces and delimiters are the borders of elements. The elements of all rows are one array, which is cast at
+once by the codec of the elements. A row with a rejected element is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NULL: Final = b"NULL"
 
 
 class Split(NamedTuple):
-    """The elements of all rows, and how many each row has."""
+    """The elements of all rows, and their number for each row."""
 
     elements: pa.Array
     counts: Places
@@ -35,7 +35,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Array(Codec):
-    """An array as a list of what its elements are."""
+    """An array as a list."""
 
     element: Codec
     delimiter: str = ","
@@ -47,7 +47,7 @@ class Array(Codec):
         many = (data[starts] == ord("[")) | ((data[starts] == _OPEN) & (data[starts + 1] == _OPEN))
         many &= valid & (ends - starts >= 2)
         if (cast := self._lists(text, valid & ~many)) is None:
-            raise self.refused("one is not an array in PostgreSQL's format")
+            raise self.refused("a value is not an array in PostgreSQL's format")
         values, rejected = cast
         rejected |= many
         return Cast(values, rejected) if rejected.any() else Cast(values)
@@ -72,7 +72,7 @@ class Array(Codec):
 
 
 def split(text: Flat, opening: int, closing: int, delimiter: int) -> Split | None:
-    """Take all values apart at once; None if one is not well-formed."""
+    """Split all values at once; None if one is not well-formed."""
     if not len(text.starts):
         return Split(pa.array([], pa.binary()), np.zeros(0, np.int64))
     if (text.ends - text.starts < 2).any():
@@ -83,7 +83,7 @@ def split(text: Flat, opening: int, closing: int, delimiter: int) -> Split | Non
     quotes = where_is(escaped, QUOTE)
     has_quotes = bool(quotes.any())
     if has_quotes:
-        odd = np.cumsum(quotes, dtype=np.uint8) & 1  # it wraps, but an odd count stays odd
+        odd = np.cumsum(quotes, dtype=np.uint8) & 1  # the count overflows, but its last bit stays right
         outside = odd == 0
         if odd[ends - 1].any() or (literal is not None and (literal & outside).any()):
             return None
@@ -103,7 +103,7 @@ def split(text: Flat, opening: int, closing: int, delimiter: int) -> Split | Non
     counts[empty_rows] = 0
     begin, end = begin[is_element], end[is_element]
     if (begin == end).any():
-        return None  # what is empty is quoted
+        return None  # an empty element must be quoted
     quoted = None
     if has_quotes:
         quoted = quotes[begin]

@@ -1,12 +1,11 @@
-"""What a codec is: the Arrow type of a column, and the cast of its text.
+"""A codec: the Arrow type of a column, and the cast of its text.
 
-A codec is made once per column (`codec.codec`) and is plain data: it pickles, so it is made where the catalog is and
-used where the rows are. Arrow's own parsers do nearly all of the work, on a whole array at once. They stop at the first
-value they do not like and say nothing about the others, so the usual way to cast is: try; if that fails, find out with
-array operations which values are unusual, set those aside, and try the rest again. A block without unusual values pays
-for nothing but the first try.
+A codec is created once per column (`codec.codec`), by the driver, and pickled to the tasks. Arrow's parsers do nearly
+all of the work, on a whole array at once. They stop at the first value that they do not accept. So the usual cast is:
+try; if that fails, find the unusual values with array operations, and try again without them. A block without unusual
+values needs only the first try.
 
-Arrow's messages show the value. They are never let through: values are not to be logged.
+Arrow's error messages show the value. They are never passed on, because values must not be logged.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _STRING: Final = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cast:
-    """A column after the cast, as long as the text and in its order."""
+    """A column after the cast, with the length and order of the text."""
 
     values: pa.Array  # null where the text is null, and where it was rejected
     rejected: Mask | None = None  # where the Arrow type cannot hold the value; None: nowhere
@@ -46,26 +45,26 @@ class Cast:
 class Codec(ABC):
     """How the text of one column becomes Arrow."""
 
-    name: str  # the type's, for messages
+    name: str  # of the type, for error messages
     arrow: pa.DataType
 
     def cast(self, text: pa.Array | pa.ChunkedArray) -> Cast:
         """Cast an array of text (binary, string or their large forms; null is SQL NULL).
 
-        Raises CastError if one of the texts is none that PostgreSQL gives for this type.
+        Raises CastError if a text is not PostgreSQL's output for a value of this type.
         """
         if isinstance(text, pa.ChunkedArray):
             return self._joined([self.cast(chunk) for chunk in text.chunks])
         binary = _BINARY.get(text.type)
         if binary is None:
-            raise TypeError(f"text is an array of binary or string, not of {text.type}")
+            raise TypeError(f"text must be an array of binary or string, not of {text.type}")
         if text.null_count == len(text):
             return Cast(pa.nulls(len(text), self.arrow))
         return self._cast(text if text.type == binary else text.view(binary))
 
     @abstractmethod
     def _cast(self, text: pa.Array) -> Cast:
-        """Cast an array of binary or large_binary of which at least one is not null."""
+        """Cast an array of binary or large_binary. At least one value is not null."""
 
     def _joined(self, casts: list[Cast]) -> Cast:
         if len(casts) == 1:
@@ -79,11 +78,11 @@ class Codec(ABC):
         return Cast(values, np.concatenate(masks))
 
     def refused(self, found: str, hint: str = "") -> CastError:
-        """The error for a text that is no value of this type."""
-        return CastError(f"casting {self.name} from text", found, hint or "the source or the change log is damaged")
+        """The error for a text that is not a value of this type."""
+        return CastError(f"casting text to {self.name}", found, hint or "the source or the change log is damaged")
 
     def malformed(self, text: pa.Array, attempt: Callable[[pa.Array], Any]) -> CastError:
-        """The error for an array of which `attempt` gives None: looks for the first value that is to blame."""
+        """The error for an array for which `attempt` returns None. Searches for the first value that causes it."""
         low, high = 0, len(text)
         while high - low > 1:
             middle = (low + high) // 2
@@ -91,11 +90,11 @@ class Codec(ABC):
                 high = middle
             else:
                 low = middle
-        return self.refused(f"value {low} of {len(text)}, of {len(text[low].as_py() or b'')} bytes, is not one")
+        return self.refused(f"value {low} of {len(text)}, of {len(text[low].as_py() or b'')} bytes, is not valid")
 
 
 def parsed(text: pa.Array, to: pa.DataType) -> pa.Array | None:
-    """What Arrow's own parser makes of the text; None if it refuses one of the values."""
+    """Parse the text with Arrow; None if Arrow does not accept one of the values."""
     try:
         return as_string(text).cast(to)
     except pa.ArrowInvalid:
@@ -103,31 +102,31 @@ def parsed(text: pa.Array, to: pa.DataType) -> pa.Array | None:
 
 
 def as_string(text: pa.Array) -> pa.Array:
-    """The same bytes called string, without looking at them: for functions that take no binary."""
+    """View binary as string without a check, for functions that do not accept binary."""
     return text.view(_STRING[text.type])
 
 
 def matching(text: pa.Array, regex: str) -> Mask:
-    """Where the text matches (RE2); nowhere that it is null."""
+    """Where the text matches a regular expression of RE2. Null does not match."""
     return as_mask(pc.match_substring_regex(text, regex))
 
 
 def one_of(text: pa.Array, values: tuple[bytes, ...]) -> pa.Array:
-    """Where the text is one of these. (An array made when a module is imported would bring Pandas along.)"""
+    """Where the text is one of these. (Not given as an Arrow array: creating one at import would import Pandas.)"""
     return pc.is_in(text, pa.array(values, text.type))
 
 
 def as_mask(where: pa.Array) -> Mask:
-    """A boolean array as a NumPy mask; null is false."""
+    """Convert a boolean array to a NumPy mask; null is false."""
     mask: Mask = where.fill_null(False).to_numpy(zero_copy_only=False)
     return mask
 
 
 def without(array: pa.Array, where: Mask) -> pa.Array:
-    """The array with null there."""
+    """Replace the values there by null."""
     return pc.if_else(pa.array(where), pa.scalar(None, array.type), array)
 
 
 def rejecting(values: pa.Array, where: Mask) -> Cast:
-    """The values, with those rejected; none may be."""
+    """A cast with the values there rejected; `where` may be all false."""
     return Cast(without(values, where), where) if where.any() else Cast(values)

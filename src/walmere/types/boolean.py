@@ -15,13 +15,13 @@ _TRUE, _FALSE = b"tf"
 
 @dataclass(frozen=True)
 class Boolean(Codec):
-    """One letter."""
+    """A letter as a boolean."""
 
     def _cast(self, text: pa.Array) -> Cast:
         data, starts, ends = flat(text.drop_null() if text.null_count else text)
         true = data == _TRUE
         if not ((ends - starts == 1).all() and (true | (data == _FALSE)).all()):
-            raise self.refused("one is neither t nor f")
+            raise self.refused("a value is neither t nor f")
         if not text.null_count:
             return Cast(pa.array(true))
         valid = as_mask(text.is_valid())

@@ -1,9 +1,8 @@
-"""The types that every server has, by OID, so that most columns need no look at a catalog.
+"""The types that every server has, by OID, so that most columns need no query of a catalog.
 
-Below 10000, OIDs are fixed for good in PostgreSQL's sources (`pg_type.dat`); of later ones nothing can be known. The
-table has all base, range and multirange types there, and with each the OID of its array type, zero if it has none.
-The pseudo-types are left out, because no column is of them, and so are the row types of system catalogs, because hardly
-any is: the source is asked for those.
+OIDs below 10000 are fixed in PostgreSQL's sources (`pg_type.dat`). The table has all base, range and multirange types
+with such an OID, each with the OID of its array type (0: none). Pseudo-types are omitted, because no column has one,
+and so are the row types of system catalogs, because they are rare: these are read from the source.
 """
 
 from __future__ import annotations

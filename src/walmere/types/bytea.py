@@ -1,7 +1,7 @@
-r"""bytea: `\x` and two hexadecimal digits for each byte (bytea_output = hex, which our sessions ask for).
+r"""bytea: `\x` and two hexadecimal digits for each byte (bytea_output = hex, which our sessions set).
 
-All values are decoded by one call, over the bytes as they lie. For that the two bytes of each `\x` become digits as
-well, and give a byte before each value that is then left out.
+All values are decoded by one call, over the bytes as they are stored. For that, the two bytes of each `\x` are replaced
+by digits, which give one more byte before each value; it is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BACKSLASH, _X = b"\\x"
 
 @dataclass(frozen=True)
 class Bytea(Codec):
-    """Bytes."""
+    """bytea as binary."""
 
     def _cast(self, text: pa.Array) -> Cast:
         dense = text.drop_null() if text.null_count else text
@@ -37,7 +37,7 @@ class Bytea(Codec):
         except binascii.Error:
             raise self._not_hex() from None
         if len(decoded) >= LARGE:
-            raise self.refused("there are 2 GiB of bytes in one array", "cast fewer rows at a time")
+            raise self.refused("one array has more than 2 GiB", "cast fewer rows at a time")
         values = binary_of(decoded, starts // 2 + 1, ends // 2)
         if text.null_count:
             valid = as_mask(text.is_valid())
@@ -45,4 +45,4 @@ class Bytea(Codec):
         return Cast(values)
 
     def _not_hex(self) -> Exception:
-        return self.refused("one is not in hex format", "sessions need bytea_output = hex")
+        return self.refused("a value is not in hex format", "the session must have bytea_output = hex")

@@ -1,9 +1,8 @@
-"""The type of a column → its codec: every decision about types is in this file, as tables to read.
+"""The type of a column → its codec. The tables in this file decide which type has which codec.
 
-A domain is what it is over, however deep; an array is a list of what its elements are, and gives them its type modifier
-(numeric(12,2)[] is a list of decimal(12,2)). Then the name decides: of a built-in type, or of one that an extension
-brings, and then only if it really is the extension's. Whatever has no line here keeps PostgreSQL's own text, which is
-exact by definition.
+A domain has the codec of its base type. An array is a list, and its elements have its type modifier (numeric(12,2)[] is
+a list of decimal(12,2)). For other types, the name decides: that of a built-in type, or of a type that belongs to an
+extension. A type that is not in the tables keeps PostgreSQL's text, which is exact.
 """
 
 from __future__ import annotations
@@ -32,52 +31,52 @@ __all__ = ["Cast", "Codec", "PgType", "TypType", "codec"]
 Make = Callable[[str, int], Codec]
 
 
-def _made(kind: Callable[[str, pa.DataType], Codec], arrow: pa.DataType) -> Make:
+def _make(kind: Callable[[str, pa.DataType], Codec], arrow: pa.DataType) -> Make:
     return lambda name, _typmod: kind(name, arrow)
 
 
-_TEXT: Final = _made(Text, pa.string())
-_INT64: Final = _made(Integer, pa.int64())
+_TEXT: Final = _make(Text, pa.string())
+_INT64: Final = _make(Integer, pa.int64())
 
 BUILT_IN_CODECS: Final[Mapping[str, Make]] = {
-    "bool": _made(Boolean, pa.bool_()),
-    "int2": _made(Integer, pa.int16()),
-    "int4": _made(Integer, pa.int32()),
+    "bool": _make(Boolean, pa.bool_()),
+    "int2": _make(Integer, pa.int16()),
+    "int4": _make(Integer, pa.int32()),
     "int8": _INT64,
-    # unsigned, of 32 bits but for xid8
+    # unsigned; xid8 has 64 bits, the others 32
     **dict.fromkeys(("oid", "xid", "cid", "xid8"), _INT64),
-    "float4": _made(Float, pa.float32()),
-    "float8": _made(Float, pa.float64()),
+    "float4": _make(Float, pa.float32()),
+    "float8": _make(Float, pa.float64()),
     "numeric": numeric,
-    "bytea": _made(Bytea, pa.binary()),
-    "date": _made(Date, pa.date32()),
-    "timestamp": _made(Timestamp, pa.timestamp("us")),
-    "timestamptz": _made(TimestampTz, pa.timestamp("us", "UTC")),
-    # strings; bpchar with its blanks, which are part of it
+    "bytea": _make(Bytea, pa.binary()),
+    "date": _make(Date, pa.date32()),
+    "timestamp": _make(Timestamp, pa.timestamp("us")),
+    "timestamptz": _make(TimestampTz, pa.timestamp("us", "UTC")),
+    # strings; bpchar keeps its trailing blanks
     **dict.fromkeys(("text", "varchar", "bpchar", "name", "char", "xml", "json", "jsonb", "jsonpath", "uuid"), _TEXT),
-    # a lake has nothing that holds all values of these: lengths of time of three parts, times of day up to 24:00:00 ...
+    # a lake has no type for all values of these: intervals have three parts, times of day go up to 24:00:00
     **dict.fromkeys(("interval", "time", "timetz", "money", "bit", "varbit"), _TEXT),
     **dict.fromkeys(("inet", "cidr", "macaddr", "macaddr8"), _TEXT),
     **dict.fromkeys(("point", "lseg", "path", "box", "polygon", "line", "circle"), _TEXT),
     **dict.fromkeys(("tsvector", "tsquery", "gtsvector"), _TEXT),
-    # names that stand for an OID, and PostgreSQL's own bookkeeping
+    # names for OIDs, and internal types of PostgreSQL
     **dict.fromkeys(("regproc", "regprocedure", "regoper", "regoperator", "regclass", "regtype"), _TEXT),
     **dict.fromkeys(("regconfig", "regdictionary", "regnamespace", "regrole", "regcollation"), _TEXT),
     **dict.fromkeys(("tid", "pg_lsn", "pg_snapshot", "txid_snapshot", "aclitem", "refcursor"), _TEXT),
     **dict.fromkeys(("pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list"), _TEXT),
     **dict.fromkeys(("pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"), _TEXT),
-    # arrays by name only: written without braces, and counted from 0
+    # not written as arrays: without braces, and with indexes from 0
     **dict.fromkeys(("int2vector", "oidvector"), _TEXT),
 }
-"""Base types of pg_catalog. A test asks real servers for them, so that none is forgotten."""
+"""Base types of pg_catalog. A test compares them with real servers, so that none is missing."""
 
 EXTENSION_CODECS: Final[Mapping[tuple[str, str], Make]] = {
     ("citext", "citext"): _TEXT,
-    ("hstore", "hstore"): _made(Hstore, pa.map_(pa.string(), pa.string())),
-    ("vector", "vector"): _made(Vector, pa.list_(pa.float32())),
-    ("vector", "halfvec"): _made(Vector, pa.list_(pa.float32())),
+    ("hstore", "hstore"): _make(Hstore, pa.map_(pa.string(), pa.string())),
+    ("vector", "vector"): _make(Vector, pa.list_(pa.float32())),
+    ("vector", "halfvec"): _make(Vector, pa.list_(pa.float32())),
 }
-"""By extension and type."""
+"""Codecs of extension types, by extension and type."""
 
 
 FIXED_WIDTH: Final = frozenset(
@@ -89,11 +88,11 @@ FIXED_WIDTH: Final = frozenset(
         *("regconfig", "regdictionary", "regnamespace", "regrole", "regcollation"),
     }
 )
-"""Base types of pg_catalog whose values are never TOASTed. A test asks real servers."""
+"""Base types of pg_catalog whose values are never TOASTed. A test compares them with real servers."""
 
 
 def is_toastable(type_oid: int, catalog: Mapping[int, PgType]) -> bool:
-    """Whether a value of this type can lie out of line, so that an UPDATE that leaves it alone does not send it."""
+    """Whether a value of this type can be TOASTed, so that an UPDATE that does not change it does not send it."""
     found = _lookup(type_oid, catalog)
     if found.typtype is TypType.DOMAIN:
         return is_toastable(found.basetype, catalog)
@@ -104,8 +103,8 @@ def is_toastable(type_oid: int, catalog: Mapping[int, PgType]) -> bool:
 def codec(type_oid: int, typmod: int, catalog: Mapping[int, PgType]) -> Codec:
     """The codec of a column with this type and type modifier.
 
-    `catalog` has the types that are not built in, as `publisher.catalog.types_of` gives them. To have a numeric without
-    modifier as a decimal, give the modifier it should have (`numeric.typmod_of`): what does not fit is rejected.
+    `catalog` has the types that are not built in, from `publisher.catalog.types_of`. To read a numeric without a
+    modifier as a decimal, give the modifier of that decimal (`numeric.typmod_of`): values that do not fit are rejected.
     """
     found = _lookup(type_oid, catalog)
     if found.typtype is TypType.DOMAIN:
@@ -127,7 +126,7 @@ def _lookup(oid: int, catalog: Mapping[int, PgType]) -> PgType:
     if found is None:
         raise UnknownType(
             f"looking up the type with OID {oid}",
-            "it is not built in, and the catalog of the source was not asked for it or does not have it",
-            "it may have been dropped since; a table whose columns changed has to be looked up again",
+            "it is not built in, and was not read from the catalog of the source",
+            "the type may have been dropped since, or the columns of the table may have changed",
         )
     return found

@@ -1,11 +1,10 @@
 r"""What `COPY … TO STDOUT` sends, in its text format → Arrow columns of text, ready to be cast.
 
-A line is a row, and values stand between tabs. A tab, a line break or a backslash within a value is written with a
-backslash, so neither ever stands for itself; NULL is `\N`. (CSV would need no such signs, but takes the server a sixth
-longer to write.) Nothing is guessed from the text: every column is binary, and the codec of the column does the rest,
-as with text from the stream.
+A line is a row, and values are separated by tabs. A tab, a line break or a backslash inside a value is escaped with a
+backslash; NULL is `\N`. (CSV has no escapes, but the server needs a sixth more time to write it.) No type is guessed:
+every column is binary, and the codec of the column casts it, as with text from the stream.
 
-Data is given in whole rows, and parsed in one block, so that no row can be larger than a block.
+The input has whole rows, and is parsed as one block, so that no row is larger than a block.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from pyarrow import csv
 from walmere.errors import CastError
 
 COPY_OPTIONS: Final = "FORMAT text, DELIMITER E'\\t', NULL '\\N', ENCODING 'UTF8'"
-"""For the parentheses behind COPY … TO STDOUT. What text has by default is said all the same: `read` relies on it."""
+"""The options of COPY … TO STDOUT. The defaults are written too, because `read` relies on them."""
 
 _BOM: Final = b"\xef\xbb\xbf"
-_BACKSLASH: Final = b"\xff"  # no byte of UTF-8: stands in for an escaped backslash while the others are undone
+_BACKSLASH: Final = b"\xff"  # never in UTF-8: it replaces an escaped backslash until the other escapes are removed
 _ESCAPED: Final = (
     (rb"\\", _BACKSLASH),
     (rb"\b", b"\b"),
@@ -42,12 +41,12 @@ def read_options(names: Sequence[str], size: int) -> csv.ReadOptions:
 
 
 def parse_options() -> csv.ParseOptions:
-    """Lines and tabs, and nothing else means anything; an empty line is a row whose only column is empty."""
+    """Only line breaks and tabs are special. An empty line is a row with one empty column."""
     return csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False, ignore_empty_lines=False)
 
 
 def convert_options(names: Sequence[str]) -> csv.ConvertOptions:
-    """Everything as it is, but for NULL."""
+    r"""All columns are binary, and `\N` is null."""
     return csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.binary()),
         null_values=["\\N"],
@@ -57,12 +56,12 @@ def convert_options(names: Sequence[str]) -> csv.ConvertOptions:
 
 
 def read(data: bytes | bytearray | memoryview | pa.Buffer, names: Sequence[str]) -> pa.Table:
-    """Whole rows as a table of binary columns with these names."""
+    """Parse whole rows into a table of binary columns with these names."""
     buffer: Any = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     if not buffer.size:
         return pa.table({name: pa.array([], pa.binary()) for name in names})
     if memoryview(buffer)[: len(_BOM)].tobytes() == _BOM:
-        # The first value begins with U+FEFF. The reader takes one away, as from a file: give it one to take.
+        # The first value begins with U+FEFF. The reader removes a BOM, as from a file, so add one.
         buffer = pa.py_buffer(_BOM + buffer.to_pybytes())
     try:
         table = csv.read_csv(
@@ -71,7 +70,7 @@ def read(data: bytes | bytearray | memoryview | pa.Buffer, names: Sequence[str])
             parse_options=parse_options(),
             convert_options=convert_options(names),
         )
-    except pa.ArrowInvalid:  # its message has the row in it
+    except pa.ArrowInvalid:  # its message would show the row
         raise CastError(
             "reading rows from COPY", f"they do not have {len(names)} columns", "the table may have been altered"
         ) from None

@@ -1,12 +1,12 @@
-"""date, timestamp and timestamptz: in the years 1 to 9999, which is what SQL engines agree on; the rest is rejected.
+"""date, timestamp and timestamptz in the years 1 to 9999, which all SQL engines support; other values are rejected.
 
-PostgreSQL knows infinity, the years before Christ and those after 9999, and writes them so (DateStyle = ISO):
+PostgreSQL also has infinity, years BC and years after 9999. It writes them so (DateStyle = ISO):
 
     infinity    -infinity    0044-03-15 BC    10000-01-01    0044-03-15 12:00:00+00 BC
 
-A timestamptz is written in the session's zone, with us UTC, so `+00`. Any other offset is understood as well, also one
-with seconds, which zones had before there was standard time. An offset can carry a value over the edge of a year,
-either way, so what counts is the year in UTC.
+A timestamptz is written in the time zone of the session. Ours have UTC, so the offset is `+00`. Any other offset is
+read too, also one with seconds, as zones had before standard time. The year in UTC decides, because an offset can move
+a value to another year.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Date(Codec):
     first, last = _FIRST_DAY, _LAST_DAY
 
     def _cast(self, text: pa.Array) -> Cast:
-        # Arrow takes its time for each value that it refuses, and many a column has infinity in half of its rows
+        # Arrow is slow for values that it refuses, and some columns have infinity in half of their rows
         rejected = np.zeros(len(text), np.bool_)
         if _has_letters(text):
             rejected = as_mask(one_of(text, _INFINITY))
@@ -63,11 +63,11 @@ class Date(Codec):
         return self._inside(values, rejected)
 
     def _unusual(self, text: pa.Array, rejected: Mask) -> Cast:  # noqa: ARG002
-        """What to do when more is unusual than being outside of the range."""
+        """Handle values that Arrow refuses for another reason than the range."""
         raise self.malformed(text, lambda some: parsed(some, self.arrow))
 
     def _inside(self, values: pa.Array, rejected: Mask) -> Cast:
-        """Reject also what Arrow could parse but lies outside."""
+        """Reject values that Arrow parsed but that are outside the range."""
         number = values.view(pa.int32() if self.arrow == pa.date32() else pa.int64())
         edges = pc.min_max(number).as_py()
         if edges["min"] is not None and not (self.first <= edges["min"] and edges["max"] <= self.last):
@@ -92,7 +92,7 @@ class TimestampTz(Timestamp):
     outside = _OUTSIDE.format(time=_TIME + r"\+00")
 
     def _unusual(self, text: pa.Array, rejected: Mask) -> Cast:
-        """Offsets with seconds, or at the edges. One by one: only a session in another zone sees them."""
+        """Offsets with seconds, or at the limits of the range. One by one: only sessions in other zones have them."""
         odd = ~matching(text, rf"^\d{{4}}-\d\d-\d\d{_TIME}[+-]\d\d(?::?\d\d)?$") & as_mask(text.is_valid())
         values = parsed(without(text, odd), self.arrow)
         if values is None:
@@ -101,7 +101,7 @@ class TimestampTz(Timestamp):
         for index in np.flatnonzero(odd):
             in_utc = _utc_us(text[int(index)].as_py().decode("ascii", "replace"))
             if in_utc is None:
-                raise self.refused(f"value {index} of {len(text)} is not one")
+                raise self.refused(f"value {index} of {len(text)} is not valid")
             outside = not self.first <= in_utc <= self.last
             micros[index] = 0 if outside else in_utc
             rejected[index] = outside
@@ -125,7 +125,7 @@ def _utc_us(text: str) -> int | None:
     offset = int(match[9]) * 3600 + int(match[10] or 0) * 60 + int(match[11] or 0)
     if match[12]:
         year = 1 - year
-    cycles, of_cycle = divmod(year, 400)  # the calendar repeats itself after 400 years, which are 146,097 days
+    cycles, of_cycle = divmod(year, 400)  # the calendar repeats after 400 years, which have 146,097 days
     of_cycle += 400
     if not (1 <= month <= 12 and 1 <= day <= monthrange(of_cycle, month)[1] and hour < 24 and max(minute, second) < 60):
         return None

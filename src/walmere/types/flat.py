@@ -1,8 +1,8 @@
-"""The values of an Arrow array as one run of bytes, with where each begins and ends.
+"""The values of an Arrow array as one run of bytes, with the start and end of each value.
 
-The families whose text has an inside (arrays, hstore, vector) are walked through by array operations over all bytes of
-a column at once. What is found is again (start, end) in the same bytes, and becomes an Arrow array without copying
-value by value: see `pgoutput.columns`, which does the same with messages.
+Types whose text has a syntax (arrays, hstore, vector) are parsed with array operations over all bytes of a column at
+once. The result is again (start, end) in the same bytes, and becomes an Arrow array without copying value by value, as
+in `pgoutput.columns`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Places: TypeAlias = NDArray[np.int64]
 
 LARGE: Final = 1 << 31
-"""From this many bytes or elements on, 32-bit offsets do not suffice."""
+"""From this many bytes or elements on, 64-bit offsets are needed."""
 
 QUOTE, BACKSLASH = b'"\\'
 
 
 class Flat(NamedTuple):
-    """Value i is data[starts[i]:ends[i]]; they lie one after the other, without gaps."""
+    """Value i is data[starts[i]:ends[i]]. Values are in order, without gaps."""
 
     data: Bytes
     starts: Places
@@ -34,7 +34,7 @@ class Flat(NamedTuple):
 
 
 def flat(text: pa.Array) -> Flat:
-    """The bytes of an array of binary or large_binary. What stands under a null counts, too."""
+    """The bytes of an array of binary or large_binary. The bytes under a null are included."""
     _, where, data = text.buffers()
     if not len(text) or data is None:
         none = np.zeros(len(text), np.int64)
@@ -47,23 +47,23 @@ def flat(text: pa.Array) -> Flat:
 
 
 def binary_of(data: Bytes, starts: Places, ends: Places, null: Mask | None = None) -> pa.Array:
-    """The bytes between these places, which do not overlap and only go up, as an array."""
+    """The bytes between these positions as an array. The ranges must be ascending and must not overlap."""
     count = len(starts)
     wide = len(data) >= LARGE
     kind = pa.large_binary() if wide else pa.binary()
     offsets = np.empty(2 * count, np.int64 if wide else np.int32)
     offsets[0::2], offsets[1::2] = starts, ends
-    lying = pa.Array.from_buffers(kind, max(2 * count - 1, 0), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    values = lying.take(pa.array(np.arange(0, 2 * count, 2)))
+    alternating = pa.Array.from_buffers(kind, max(2 * count - 1, 0), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    values = alternating.take(pa.array(np.arange(0, 2 * count, 2)))
     if null is not None and null.any():
         values = pa.Array.from_buffers(kind, count, [bitmap(~null), *values.buffers()[1:]])
     return values
 
 
 def nested(kind: pa.DataType, counts: Places, valid: Mask | None, elements: pa.Array) -> pa.Array:
-    """A list or map array: so many elements in each value; none where it is not valid."""
+    """A list or map array with these numbers of elements; null where it is not valid."""
     if int(counts.sum()) >= LARGE:
-        raise CastError(f"building {kind}", "there are 2**31 elements in one array", "cast fewer rows at a time")
+        raise CastError(f"building {kind}", "one array has 2**31 elements or more", "cast fewer rows at a time")
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     validity = None if valid is None or valid.all() else bitmap(valid)
@@ -71,19 +71,19 @@ def nested(kind: pa.DataType, counts: Places, valid: Mask | None, elements: pa.A
 
 
 def bitmap(valid: Mask) -> Any:
-    """A mask as Arrow has it."""
+    """A mask as an Arrow validity bitmap."""
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 class Unescaped(NamedTuple):
-    """Bytes whose backslashes, as far as they escape, are gone; `literal` says which bytes they stood before."""
+    """Bytes without the backslashes that escape; `literal` marks the bytes that were escaped."""
 
     text: Flat
     literal: Mask | None  # None: nowhere
 
 
 def unescape(text: Flat) -> Unescaped:
-    r"""Take `\x` as a literal x. In a run of backslashes every other one escapes the next."""
+    r"""Replace `\x` by a literal x. In a run of backslashes, every other one escapes the next."""
     data, starts, ends = text
     backslashes = np.flatnonzero(data == BACKSLASH)
     if not len(backslashes):
@@ -102,7 +102,7 @@ def unescape(text: Flat) -> Unescaped:
 
 
 def where_is(text: Unescaped, *characters: int) -> Mask:
-    """Where one of these stands, and is not literal."""
+    """Where one of these characters is, and is not escaped."""
     data = text.text.data
     found: Mask = data == characters[0]
     for character in characters[1:]:

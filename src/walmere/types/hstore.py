@@ -1,8 +1,8 @@
 r"""hstore as a map of strings: `"key"=>"value", "other"=>NULL`.
 
-`hstore_out` always quotes, but for NULL, which only a value can be; a backslash stands before a quote or a backslash.
-So when the escapes are gone, every two quotes enclose a key or a value, and what follows the second one tells which:
-`=>` follows a key. The checks below leave no byte outside the quotes unaccounted for.
+`hstore_out` quotes all keys and all values except NULL; a backslash escapes a quote or a backslash. So without the
+escapes, every pair of quotes encloses a key or a value, and a key is followed by `=>`. The checks below account for
+every byte outside the quotes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from walmere.types.text import Text
 
 
 class Pairs(NamedTuple):
-    """The keys and values of all rows, and how many each row has."""
+    """The keys and values of all rows, and their number for each row."""
 
     keys: pa.Array
     values: pa.Array
@@ -28,7 +28,7 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Hstore(Codec):
-    """hstore."""
+    """hstore as a map."""
 
     def _cast(self, text: pa.Array) -> Cast:
         values, rejected = self._maps(text, as_mask(text.is_valid()))
@@ -38,7 +38,7 @@ class Hstore(Codec):
         """The wanted values as maps, null elsewhere, and which of them were rejected: those that are not UTF-8."""
         found = pairs(flat(text if wanted.all() else text.filter(pa.array(wanted))))
         if found is None:
-            raise self.refused("one is not in the format of hstore")
+            raise self.refused("a value is not in the format of hstore")
         text_of = Text(self.name, pa.string())
         keys, values = text_of.cast(found.keys), text_of.cast(found.values)
         rejected = np.zeros(len(text), np.bool_)
@@ -57,7 +57,7 @@ class Hstore(Codec):
 
 
 def pairs(text: Flat) -> Pairs | None:
-    """Take all values apart at once; None if one is not well-formed."""
+    """Split all values at once; None if one is not well-formed."""
     escaped = unescape(text)
     (data, starts, ends), literal = escaped
     quotes = np.flatnonzero(where_is(escaped, QUOTE))
@@ -69,15 +69,15 @@ def pairs(text: Flat) -> Pairs | None:
     opening, closing = quotes[0::2], quotes[1::2]
     padded = np.append(data, np.zeros(16, np.uint8))
 
-    def says(at: Places, expected: bytes) -> Mask:
-        said: Mask = (padded[at[:, np.newaxis] + np.arange(len(expected))] == np.frombuffer(expected, np.uint8)).all(1)
-        return said
+    def has(at: Places, expected: bytes) -> Mask:
+        found: Mask = (padded[at[:, np.newaxis] + np.arange(len(expected))] == np.frombuffer(expected, np.uint8)).all(1)
+        return found
 
-    is_key = says(closing + 1, b"=>")
+    is_key = has(closing + 1, b"=>")
     is_null = np.zeros(len(is_key), np.bool_)
-    is_null[is_key] = says(closing[is_key] + 3, b"NULL")
+    is_null[is_key] = has(closing[is_key] + 3, b"NULL")
     has_value = is_key & ~is_null
-    # after a key that is not followed by NULL comes its value, at once; before any other key, none
+    # the value comes directly after its key, unless it is NULL, which has no quotes
     follows = np.append(opening[1:], -1) == closing + 3
     comes_after = np.append(False, has_value[:-1])
     if not (follows[has_value].all() and np.array_equal(~is_key, comes_after)) or has_value[-1]:
@@ -88,7 +88,7 @@ def pairs(text: Flat) -> Pairs | None:
     row = np.searchsorted(starts, opening[key], side="right") - 1
     counts = np.bincount(row, minlength=len(starts)).astype(np.int64)
     last = np.append(row[1:] != row[:-1], True)
-    if not np.where(last, end == ends[row], says(end, b", ") & (np.append(opening[key][1:], 0) == end + 2)).all():
+    if not np.where(last, end == ends[row], has(end, b", ") & (np.append(opening[key][1:], 0) == end + 2)).all():
         return None
     if not np.array_equal(opening[key][np.append(True, last[:-1])], starts[counts > 0]):
         return None

@@ -1,4 +1,4 @@
-r"""The text of a column as JSON text: what a row of any table is made of where it has to be one column.
+r"""The text of a column as JSON text, for rows that are represented as one JSON object.
 
     integers, floats, numeric    a number as PostgreSQL writes it, digit for digit; NaN and the infinities as strings
     bool                         true, false
@@ -8,8 +8,7 @@ r"""The text of a column as JSON text: what a row of any table is made of where 
     hstore                       an object of strings
     anything else                PostgreSQL's own text as a string: '2026-01-31', '\x00ff', '[1,5)'
 
-NULL is null. As everywhere, whole columns at a time: an array operation for each character that has to be escaped and
-is there at all.
+NULL is null. Whole columns are converted at a time, with one array operation for each kind of character to escape.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ _NO_NUMBERS: Final = (b"NaN", b"Infinity", b"-Infinity")
 
 
 def json_text(codec: Codec, text: pa.Array) -> Cast:
-    """The column as an array of JSON texts. Bytes that are not UTF-8 are rejected: they are `null` there."""
+    """The column as an array of JSON texts. A value that is not UTF-8 is rejected: it becomes `null`."""
     cast = Text(codec.name, pa.string()).cast(text)
     return Cast(_json(codec, cast.values).fill_null("null"), cast.rejected)
 
 
 def joined(*parts: pa.Array | str) -> pa.Array:
-    """The parts of each row, one after the other; null if one of them is."""
+    """Concatenate the parts of each row; null if one of them is null."""
     return pc.binary_join_element_wise(*parts, "")
 
 
 def quoted(text: pa.Array) -> pa.Array:
-    """As JSON strings; null stays null."""
+    """Convert to JSON strings; null stays null."""
     data = flat(text.view(pa.binary())).data
     if (data == BACKSLASH).any():
         text = pc.replace_substring(text, "\\", "\\\\")
@@ -76,7 +75,7 @@ def _json(codec: Codec, text: pa.Array) -> pa.Array:
 
 
 def _array(codec: Codec, text: pa.Array) -> pa.Array:
-    """One of several dimensions, or that counts from another number than 1, stays PostgreSQL's text."""
+    """An array of several dimensions, or with a lower bound other than 1, becomes a string of PostgreSQL's text."""
     assert isinstance(codec, Array)
     plain = replace(codec, arrow=pa.list_(pa.string()), element=Text(codec.element.name, pa.string()))
     cast = plain.cast(text)

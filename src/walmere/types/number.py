@@ -1,7 +1,7 @@
-"""Integers and floats. PostgreSQL's shortest-precise output (since 12) makes the float's text exact both ways.
+"""Integers and floats. PostgreSQL's shortest-precise output (since 12) makes the text of a float exact.
 
-Arrow's parsers are strict, but for two things. That of integers takes hexadecimal; that of floats makes infinity or
-zero of what is too large or too small for the type, which the text of a float of that type cannot be.
+Arrow's parsers are strict with two exceptions, which are checked here. The integer parser accepts hexadecimal. The
+float parser returns infinity or zero for a number that is too large or too small for the type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ZERO: Final = (b"0", b"-0")
 
 
 def plain(text: pa.Array) -> bool:
-    """Only digits, minus and point: no exponent, no name, no blank. (And the slash, which no parser takes.)"""
+    """Whether the text has only digits, minus and point. (A slash passes too, but no parser accepts it.)"""
     data = flat(text).data
     if not len(data) or (data.min() >= _MINUS and data.max() <= _NINE):
         return True
@@ -31,7 +31,7 @@ def plain(text: pa.Array) -> bool:
 
 @dataclass(frozen=True)
 class Integer(Codec):
-    """int2, int4, int8 and what counts in them; xid8 is the one whose upper half int64 cannot hold."""
+    """int2, int4, int8, and types that are stored as int64. The upper half of xid8 does not fit into int64."""
 
     def _cast(self, text: pa.Array) -> Cast:
         values = self._parsed(text)
@@ -50,7 +50,7 @@ class Integer(Codec):
 
 @dataclass(frozen=True)
 class Float(Codec):
-    """float4 and float8; NaN and the infinities are values like any other."""
+    """float4 and float8, with NaN and the infinities."""
 
     def _cast(self, text: pa.Array) -> Cast:
         values = self._parsed(text)

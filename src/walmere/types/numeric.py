@@ -1,15 +1,14 @@
-"""numeric: exact as decimal where the column says how many digits, else exact as text.
+"""numeric: exact as decimal if the column has a precision, otherwise exact as text.
 
-`numeric(p, s)` with p ≤ 38 is decimal(p, s). Since PostgreSQL 15 the scale may also be negative, or larger than p; a
-lake has neither, so the decimal is made just wide enough: numeric(5, -2) counts hundreds up to 9999900, seven digits,
-decimal(7, 0); numeric(3, 5) goes to 0.00999, decimal(5, 5). Where that is more than 38 digits, and without a type
-modifier, the text stays. NaN and the infinities are rejected from a decimal, and so is what has too many digits for it,
-which happens only to a caller who asks for another decimal than the column's.
+`numeric(p, s)` with p ≤ 38 is decimal(p, s). Since PostgreSQL 15, the scale may be negative or larger than p. A lake
+has neither, so the decimal is just wide enough: numeric(5, -2) has hundreds up to 9999900, which are seven digits, so
+it is decimal(7, 0); numeric(3, 5) goes up to 0.00999, so it is decimal(5, 5). If that needs more than 38 digits, or
+there is no type modifier, the text is kept. A decimal rejects NaN, the infinities, and values with too many digits. The
+last can happen only if a caller requests another decimal than that of the column.
 
-Arrow's parser must not be trusted with more than 38 digits: it multiplies, and what overflows comes out as another
-number, without an error. (Seen with 39 digits for decimal(38, 0), and with 30 for decimal(38, 10).) So values that
-could come near that are measured first, and only those that fit for certain are given to it. The few that do not are
-decided by Python's decimal.
+Arrow's parser is not safe with more than 38 digits: on overflow it returns a wrong number without an error (observed
+with 39 digits for decimal(38, 0), and with 30 for decimal(38, 10)). So the digits are counted first, and Arrow parses
+only values that certainly fit. Python's decimal handles the few others.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from walmere.types.text import Text
 
 DIGITS: Final = 38
 _HEADER: Final = 4
-"""VARHDRSZ, which type modifiers are counted from."""
+"""VARHDRSZ, which PostgreSQL adds to type modifiers."""
 
 _NOT_FINITE: Final = (b"NaN", b"Infinity", b"-Infinity")
 _NUMBER: Final = r"^-?[0-9]+(?:\.[0-9]+)?$"
@@ -37,11 +36,11 @@ _EXACT: Final = Context(prec=DIGITS, traps=[Inexact, InvalidOperation])
 
 
 def precision_and_scale(typmod: int) -> tuple[int, int] | None:
-    """What a type modifier of numeric says; None for a numeric without."""
+    """Precision and scale from a type modifier; None without a modifier."""
     if typmod < _HEADER:
         return None
     precision = (typmod - _HEADER) >> 16 & 0xFFFF
-    scale = (((typmod - _HEADER) & 0x7FF) ^ 0x400) - 0x400  # eleven bits with sign
+    scale = (((typmod - _HEADER) & 0x7FF) ^ 0x400) - 0x400  # eleven bits, signed
     return precision, scale
 
 
@@ -84,12 +83,12 @@ class Numeric(Codec):
         return Cast(values, rejected) if rejected.any() else Cast(values)
 
     def _surely_fit(self, text: pa.Array) -> bool:
-        """Every value is so short that scaled up it has 38 digits at most."""
+        """Whether every value is so short that it has at most 38 digits after scaling."""
         _, starts, ends = flat(text)
         return int((ends - starts).max()) + int(self.arrow.scale) <= DIGITS
 
     def _fits(self, text: pa.Array) -> Mask:
-        """Where there are no more digits than the decimal has, before the point and behind it."""
+        """Where a value has no more digits than the decimal, before and after the point."""
         data, starts, ends = flat(text)
         point: np.ndarray = pc.find_substring(text, ".").fill_null(-1).to_numpy().astype(np.int64)
         behind = np.where(point < 0, 0, ends - starts - point - 1)
@@ -104,7 +103,7 @@ class Numeric(Codec):
         return text if (matching(text, _NUMBER) | as_mask(text.is_null())).all() else None
 
     def _decided(self, text: pa.Array, odd: Mask, values: pa.Array) -> tuple[pa.Array, Mask]:
-        """The values, completed by the odd ones as far as the decimal holds them, and where it does not."""
+        """Fill in the odd values that fit into the decimal. Returns the values, and where one does not fit."""
         rows = np.flatnonzero(odd)
         found = text.take(pa.array(rows))
         if self._numbers(found) is None:

@@ -1,8 +1,8 @@
-"""What a type is: the part of its row in `pg_type` that decides how its text is read.
+"""A type: the part of its row in `pg_type` that decides how its text is read.
 
-An OID below 10000 is the same in every server, so those types are known here (`builtin`). All others, enums, domains,
-composites, what extensions bring, and their arrays, get their OID when they are created; for them the source's catalog
-is asked once (`publisher.catalog.types_of`), and the answer travels with the work as a plain mapping.
+An OID below 10000 is the same in every server, so those types are listed in `builtin`. All others (enums, domains,
+composites, extension types, and their arrays) get their OID when they are created. They are read once from the source
+(`publisher.catalog.types_of`) and passed to the tasks as a mapping.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class PgType:
     namespace: str
     name: str
     typtype: TypType = TypType.BASE
-    basetype: int = 0  # of a domain: what it is over, perhaps another domain
-    base_typmod: int = -1  # of a domain: the type modifier it gives to that
-    elem: int = 0  # of an array type: its elements' type. Zero for what merely can be subscripted (name, point)
-    delimiter: str = ","  # between the elements of an array of this type; only box has another
+    basetype: int = 0  # of a domain; may be another domain
+    base_typmod: int = -1  # of a domain: the type modifier of its base type
+    elem: int = 0  # of an array type: the type of its elements. 0 for types with subscripts only (name, point)
+    delimiter: str = ","  # between the elements of an array of this type; box has another
     extension: str | None = None  # that the type belongs to
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Types whose text is the value: strings, and all that a lake has no exact counterpart for and that stays as it is.
+"""Types that are stored as text: strings, and types for which a lake has no exact type.
 
-A string has to be UTF-8, which sessions ask for and servers give. Bytes that are not, from a database that was damaged
-or once filled without checks, are rejected: null in the lake, and kept as they are with the rejects.
+A string must be UTF-8, which is the client encoding of all sessions. Other bytes, from a damaged database or one that
+was filled without checks, are rejected: the lake has null, and the rejects table the bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from walmere.types.flat import LARGE, flat
 
 @dataclass(frozen=True)
 class Text(Codec):
-    """The text as it is."""
+    """Text, unchanged."""
 
     def _cast(self, text: pa.Array) -> Cast:
         if text.type == pa.large_binary() and len(flat(text).data) >= LARGE:
-            raise self.refused("there are 2 GiB of text in one array", "cast fewer rows at a time")
+            raise self.refused("one array has more than 2 GiB of text", "cast fewer rows at a time")
         try:
             return Cast(text.cast(self.arrow))
         except pa.ArrowInvalid:

@@ -1,6 +1,6 @@
 """pgvector's `vector` and `halfvec`, written `[1,2.5,-3]`, as lists of float32, which holds both exactly.
 
-(`sparsevec` says which of its elements are there, so it is no list: it keeps its text.)
+(`sparsevec` has only some of its elements, so it is not a list: it keeps its text.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Vector(Codec):
         valid = as_mask(text.is_valid())
         found = split(flat(text.drop_null() if text.null_count else text), _OPEN, _CLOSE, _COMMA)
         if found is None or found.elements.null_count:
-            raise self.refused("one is not a list of numbers in brackets")
+            raise self.refused("a value is not a list of numbers in brackets")
         elements = Float(self.name, pa.float32()).cast(found.elements)
         counts = valid.astype("int64")
         counts[valid] = found.counts
