@@ -169,7 +169,7 @@ WRONG: list[tuple[str, bytes, int, str]] = [
     ("commit with a flag", b"C\x01" + L1 + L2 + T1, 1, "flags 0x01"),
     ("stream commit with a flag", b"c" + XID + b"\x80" + L1 + L2 + T1, 5, "flags 0x80"),
     ("prepare with a flag", b"P\x02" + L1 + L2 + T1 + XID + b"gid\0", 1, "flags 0x02"),
-    ("a name without an end", b"O" + L1 + b"node", 9, "no end"),
+    ("a name without an end", b"O" + L1 + b"node", 9, "no terminator"),
     ("a name that is not UTF-8", b"O" + L1 + b"no\xffde\0", 11, "not UTF-8"),
     ("an unknown replica identity", b"R" + OID + b"\0x\0q\0\0", 8, "replica identity"),
     ("a relation with too many columns", b"R" + OID + b"\0x\0d\xff\xff" + b"\0" * 10, 9, "65535 columns"),

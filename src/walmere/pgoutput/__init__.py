@@ -1,12 +1,12 @@
 """Bytes → messages → Arrow columns: the logical replication protocol, without any I/O.
 
-    replication    the frame around each message, and the answer to it
+    replication    the frame around each message, and the status update
     messages       one class per message of pgoutput
     decode         bytes → one message
-    relation       what each relation looks like, version by version
+    relation       the definitions of each relation, by version
     columns        a block of row messages → Arrow columns
 
-`columns` is not imported here: it needs NumPy and PyArrow, and the receiver can do without.
+`columns` is not imported here, because it needs NumPy and PyArrow.
 """
 
 from walmere.pgoutput.decode import Decoder, decode

@@ -1,18 +1,18 @@
 """Row messages → Arrow columns, a block at a time and never a row at a time.
 
-The messages of one relation lie one after the other in an Arrow binary array. Every message is a walk: kind, OID,
-perhaps an old tuple, the new tuple, and in a tuple value after value, each as long as it says. The walk cannot be cut
-short, but it can be done by all rows at once: `position` is an array with one place per row, and one step reads the
-byte there (NumPy gathers), then the length, and moves all of them on. A block takes about ten array operations per
-column, however many rows it has.
+The messages of one relation are in an Arrow binary array, one after the other. A message has its kind, the OID, perhaps
+an old tuple, and the new tuple; a tuple has one value after the other, each with its length. So a message can only be
+read from its start to its end, but this can be done for all rows at once: `position` is an array with one position per
+row. One step reads the byte there (a NumPy gather) and the length, and advances all positions. A block needs about ten
+array operations per column, for any number of rows.
 
-At the end of a step the values of a column are known as (start, length) in the raw bytes. They are not copied one by
-one. The raw bytes get a second set of offsets, value, gap, value, gap, …, which makes them an Arrow binary array as
-they lie; the even ones, taken, are the column. That needs starts that never go down, so a row that has no value there
-(null, unchanged, absent) is given an empty one inside its own message.
+After a step, the values of a column are known as (start, end) in the raw bytes. They are not copied one by one. The raw
+bytes get a second array of offsets, value, gap, value, gap, …, which makes them an Arrow binary array without a copy;
+every second element, from the first, is the column. The starts must be ascending, so a row without a value (null,
+unchanged, absent) has an empty one inside its own message.
 
-Nothing is believed, as in `decode`: every position is compared with the end of its message before it is read. When a
-row fails, the careful decoder is asked about that one message, so both say the same of it.
+As in `decode`, no input is trusted: every position is compared with the end of its message before it is read. When a
+row fails, `decode` decodes that message, so that both give the same error.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A block of rows. All arrays are as long as the block, in its order.
+    """A block of rows. All arrays have the length and order of the block.
 
-    A row has a new tuple unless `kind` is DELETE, and an old one unless `old_kind` is 0; that tells a tuple that is
-    absent from one that is all NULL. With KEY, only the columns of the key say anything.
+    A row has a new tuple unless `kind` is DELETE, and an old one unless `old_kind` is 0; this distinguishes an absent
+    tuple from one that is all NULL. With KEY, only the columns of the key have values.
     """
 
     relation: Relation
@@ -73,23 +73,23 @@ class Rows:
 def decode_rows(messages: pa.BinaryArray | pa.LargeBinaryArray, relation: Relation, *, streamed: bool = False) -> Rows:
     """Decode Insert, Update and Delete messages of one relation.
 
-    `streamed`: they came inside streams and carry an xid. A malformed block raises `ProtocolError` whose offset is
-    where the offending message begins, counted from the block's first byte.
+    `streamed`: they came inside streams and have an xid. A malformed block raises `ProtocolError`; its offset is the
+    start of the wrong message, counted from the first byte of the block.
     """
     block = _Block(messages, relation, streamed)
     count = len(messages)
     position = block.start + (5 if streamed else 1)
-    block.check(position + 5 > block.end, "it is too short for a row")
+    block.check(position + 5 > block.end, "it is too short for a row message")
     kind = block.data[block.start]
     oid = block.u32(position)
-    block.check(oid != relation.oid, f"it is of another relation than {relation.oid}")
+    block.check(oid != relation.oid, f"it belongs to another relation than {relation.oid}")
     position += 4
     tuple_kind = block.data[position]
 
-    if (kind == INSERT).all():  # most blocks: no old tuples, and every row has a new one
-        block.check(tuple_kind != NEW, "its new tuple does not begin")
+    if (kind == INSERT).all():  # the usual case: no old tuples, and every row has a new one
+        block.check(tuple_kind != NEW, "its new tuple is missing")
         new, position = block.tuple_of(None, position)
-        block.check(position != block.end, "bytes are left over")
+        block.check(position != block.end, "there are bytes after its end")
         absent = Values(pa.nulls(count, block.type))
         old = (absent,) * len(relation.columns)
         return Rows(relation, kind, block.xid, new, np.zeros(count, np.uint8), old)
@@ -104,14 +104,14 @@ def decode_rows(messages: pa.BinaryArray | pa.LargeBinaryArray, relation: Relati
     rows = np.flatnonzero(has_new)
     begins = np.ones(count, np.bool_)
     begins[rows] = block.data[position[rows]] == NEW
-    block.check(~begins, "its new tuple does not begin")
+    block.check(~begins, "its new tuple is missing")
     new, position = block.tuple_of(rows, position)
-    block.check(position != block.end, "bytes are left over")
+    block.check(position != block.end, "there are bytes after its end")
     return Rows(relation, kind, block.xid, new, np.where(has_old, tuple_kind, np.uint8(0)), old)
 
 
 class _Block:
-    """The raw bytes of a block, and where in them each message begins and ends."""
+    """The raw bytes of a block, and the start and end of each message in them."""
 
     def __init__(self, messages: Any, relation: Relation, streamed: bool) -> None:
         self.relation = relation
@@ -119,13 +119,13 @@ class _Block:
         self.start, self.end, self.buffer = _layout(messages)
         self.data: _Bytes = np.frombuffer(self.buffer, np.uint8)
         self.type = pa.large_binary() if len(self.data) >= _LARGE else pa.binary()
-        # Every four neighbouring bytes as a number, overlapping: a length is then one gather, not four.
+        # Every four adjacent bytes as a number, overlapping: reading a length is one gather instead of four.
         words = max(len(self.data) - 3, 0)
         self.words = np.ndarray((words,), ">u4", self.data if words else b"", strides=(1,))
         self.even = np.arange(0, 2 * len(self.start), 2)
         self.xid: NDArray[np.uint32] | None = None
         if streamed:
-            self.check(self.start + 5 > self.end, "it is too short for a row")
+            self.check(self.start + 5 > self.end, "it is too short for a row message")
             self.xid = self.words[self.start + 1].astype(np.uint32)
 
     def u32(self, position: _Places) -> _Places:
@@ -145,7 +145,7 @@ class _Block:
         raise ProtocolError(_DOING, f"message {row} of {len(self.start)}: {wrong}", _HINT, start)
 
     def tuple_of(self, rows: _Places | None, position: _Places) -> tuple[tuple[Values, ...], _Places]:
-        """The tuple whose letter stands at `position` of these rows (None: of all), and the positions behind it."""
+        """Read the tuple at `position` in these rows (None: all rows). Returns it and the positions after it."""
         if rows is not None and not len(rows):
             absent = Values(pa.nulls(len(position), self.type))
             return (absent,) * len(self.relation.columns), position
@@ -154,7 +154,7 @@ class _Block:
         self.check(here + 3 > end, "a tuple is cut off", rows)
         count = self.data[here + 1].astype(np.int64) << 8 | self.data[here + 2]
         columns = len(self.relation.columns)
-        self.check(count != columns, f"a tuple has not the {columns} columns of the relation", rows)
+        self.check(count != columns, f"a tuple does not have the {columns} columns of the relation", rows)
         here = here + 3
         found = []
         for _ in range(columns):
@@ -167,7 +167,7 @@ class _Block:
         return tuple(found), here
 
     def column(self, rows: _Places | None, here: _Places, end: _Places) -> tuple[Values, _Places]:
-        """The value that begins at `here` in these rows, and the positions behind it."""
+        """Read the value that begins at `here` in these rows. Returns it and the positions after it."""
         self.check(here >= end, "a value is missing", rows)
         letter = self.data[here]
         text = letter == _TEXT
@@ -178,8 +178,8 @@ class _Block:
             self.check(after > end, "a value is cut off", rows)
             return self.values(rows, here, after, None, None), after
         unchanged = letter == _UNCHANGED
-        self.check(letter == _BINARY, "a value is in binary, which was not asked for", rows)
-        self.check(~(text | unchanged | (letter == _NULL)), "a value is of unknown kind", rows)
+        self.check(letter == _BINARY, "a value is in binary format, which was not requested", rows)
+        self.check(~(text | unchanged | (letter == _NULL)), "a value has an unknown kind", rows)
         some = np.flatnonzero(text)
         start = here[some] + 5
         inside = rows[some] if rows is not None else some
@@ -211,8 +211,9 @@ class _Block:
         else:
             offsets[0::2] = offsets[1::2] = self.start
             offsets[2 * rows], offsets[2 * rows + 1] = start, stop
-        lying = pa.Array.from_buffers(self.type, max(2 * count - 1, 0), [None, pa.py_buffer(offsets), self.buffer])
-        text = lying.take(pa.array(self.even))
+        buffers = [None, pa.py_buffer(offsets), self.buffer]
+        alternating = pa.Array.from_buffers(self.type, max(2 * count - 1, 0), buffers)
+        text = alternating.take(pa.array(self.even))
         if valid is not None:
             bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
             text = pa.Array.from_buffers(self.type, count, [bitmap, *text.buffers()[1:]])
@@ -220,10 +221,10 @@ class _Block:
 
 
 def _layout(messages: Any) -> tuple[_Places, _Places, Any]:
-    """Begin and end of each message, counted from the first one's first byte, and the bytes they count in."""
+    """Start and end of each message, counted from the first byte of the first one, and the bytes."""
     wide = messages.type == pa.large_binary()
     if not wide and messages.type != pa.binary():
-        raise TypeError(f"a block is a binary or large_binary array, not {messages.type}")
+        raise TypeError(f"a block must be a binary or large_binary array, not {messages.type}")
     if messages.null_count:
         raise ProtocolError(_DOING, "a message is null", _HINT, 0)
     if not len(messages):
@@ -233,7 +234,7 @@ def _layout(messages: Any) -> tuple[_Places, _Places, Any]:
     offsets: _Places = there[messages.offset :][: len(messages) + 1].astype(np.int64)
     size = 0 if data is None else data.size
     if len(offsets) <= len(messages) or offsets[0] < 0 or offsets[-1] > size or (np.diff(offsets) < 0).any():
-        raise ProtocolError(_DOING, "the block's own offsets are not in order", _HINT, 0)
+        raise ProtocolError(_DOING, "the offsets of the block are not in order", _HINT, 0)
     first, last = int(offsets[0]), int(offsets[-1])
     offsets -= first
     return offsets[:-1], offsets[1:], data.slice(first, last - first) if data is not None else pa.py_buffer(b"")

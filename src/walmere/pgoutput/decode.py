@@ -1,15 +1,15 @@
-"""Bytes → one message. The careful decoder: it serves control messages, and every other path is tested against it.
+"""Bytes → one message. This decoder is used for control messages, and the faster decoders are tested against it.
 
-The bytes come from a server we do not run, through a log on a disk that may rot, so nothing in them is believed. A
-length or a count is compared with the bytes that are left *before* anything is read or allocated by it; a message must
-be used up exactly; and whatever is wrong, the one exception that leaves is `ProtocolError`. Its offset is that of the
-first byte of the field that is wrong: a string without its end, say, is reported where the string begins.
+The bytes come from another server, through a log on a disk, so they are not trusted. A length or a count is compared
+with the number of bytes left *before* it is used; a message must end exactly at its last byte; and any fault raises
+`ProtocolError` and nothing else. Its offset is that of the first byte of the wrong field: for a string without a
+terminator, the start of the string.
 
-What a message means depends on one thing outside it. Between Stream Start and Stream Stop, the messages about relations
-and rows have the transaction id after their kind byte. `decode` is told (`streamed`); `Decoder` remembers.
+Between Stream Start and Stream Stop, messages about relations and rows have a transaction id after their kind byte. The
+caller of `decode` passes this as `streamed`; `Decoder` tracks it.
 
-PostgreSQL's own subscriber refuses flags that it does not know in the messages that end a transaction. So do we: a flag
-there could only change what the commit means.
+As PostgreSQL's subscriber does, unknown flags in the messages that end a transaction are refused: a flag there could
+change the meaning of the commit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from walmere.pgoutput.messages import (
 )
 
 _HINT: Final = "if this repeats, the connection or a file is damaged, or the server speaks a newer protocol"
-_COLUMN_BYTES: Final = 10  # the shortest column of a Relation: flags, an empty name's end, type, modifier
+_COLUMN_BYTES: Final = 10  # the shortest column of a Relation: flags, terminator of an empty name, type, modifier
 
 _U16: Final = struct.Struct("!H")
 _U32: Final = struct.Struct("!I")
@@ -62,7 +62,7 @@ _I64: Final = struct.Struct("!q")
 
 
 class ByteReader:
-    """A position in bytes that moves only over what is really there."""
+    """Reads fields from bytes and checks that they are there."""
 
     __slots__ = ("data", "doing", "position")
 
@@ -79,7 +79,7 @@ class ByteReader:
         return ProtocolError(self.doing, wrong, _HINT, offset)
 
     def take(self, size: int, what: str) -> int:
-        """Move over `size` bytes and return where they began."""
+        """Advance by `size` bytes and return their start."""
         start = self.position
         if size > len(self.data) - start:
             raise self.fail(f"{what} needs {size} bytes, {len(self.data) - start} are left", start)
@@ -108,11 +108,11 @@ class ByteReader:
         return unix_us(_I64.unpack_from(self.data, self.take(8, what))[0])
 
     def string(self, what: str) -> str:
-        """A null-terminated string. Names come in the client encoding, which is UTF-8 on our connections."""
+        """A null-terminated string in the client encoding, which is UTF-8 on our connections."""
         start = self.position
         stop = self.data.find(0, start)
         if stop < 0:
-            raise self.fail(f"{what} has no end", start)
+            raise self.fail(f"{what} has no terminator", start)
         self.position = stop + 1
         try:
             return self.data[start:stop].decode()
@@ -120,7 +120,7 @@ class ByteReader:
             raise self.fail(f"{what} is not UTF-8", start + error.start) from None
 
     def counted(self, what: str) -> bytes:
-        """Bytes with their length before them."""
+        """Bytes after their length."""
         at = self.position
         size = self.u32(f"the length of {what}")
         if size > self.left:
@@ -132,12 +132,12 @@ class ByteReader:
         at = self.position
         flags = self.u8("the flags")
         if flags:
-            raise self.fail(f"the flags 0x{flags:02x} are not known", at)
+            raise self.fail(f"the flags 0x{flags:02x} are unknown", at)
         return flags
 
     def end(self) -> None:
         if self.left:
-            raise self.fail(f"{self.left} bytes are left over", self.position)
+            raise self.fail(f"there are {self.left} bytes after its end", self.position)
 
 
 def _tuple(r: ByteReader) -> Tuple:
@@ -165,12 +165,12 @@ def _value(r: ByteReader) -> Value:
 
 def _new(r: ByteReader, at: int, letter: int) -> Tuple:
     if letter != 0x4E:  # N
-        raise r.fail(f"0x{letter:02x} stands where the new tuple should begin", at)
+        raise r.fail(f"the new tuple begins with 0x{letter:02x} instead of N", at)
     return _tuple(r)
 
 
 def _old(r: ByteReader, letter: int) -> tuple[Tuple | None, Tuple | None]:
-    """The key tuple and the old tuple; at most one is there."""
+    """The key tuple and the old tuple; at most one is present."""
     if letter == 0x4B:  # K
         return _tuple(r), None
     if letter == 0x4F:  # O
@@ -238,7 +238,7 @@ def _delete(r: ByteReader, xid: int | None) -> Message:
     letter = r.u8("the old tuple")
     key, old = _old(r, letter)
     if key is None and old is None:
-        raise r.fail(f"0x{letter:02x} stands where the old tuple should begin", at)
+        raise r.fail(f"the old tuple begins with 0x{letter:02x} instead of K or O", at)
     return Delete(relation, key, old, xid)
 
 
@@ -257,7 +257,7 @@ def _message(r: ByteReader, xid: int | None) -> Message:
 
 
 def _stream_start(r: ByteReader, _: int | None) -> Message:
-    return StreamStart(r.u32("the xid"), r.u8("the first segment's mark") == 1)
+    return StreamStart(r.u32("the xid"), r.u8("the flag of the first segment") == 1)
 
 
 def _stream_stop(_r: ByteReader, _: int | None) -> Message:
@@ -272,14 +272,14 @@ def _stream_commit(r: ByteReader, _: int | None) -> Message:
 
 def _stream_abort(r: ByteReader, _: int | None) -> Message:
     xid, subxid = r.u32("the xid"), r.u32("the subtransaction's xid")
-    # The message does not say its version: the server adds these only when streaming = parallel was asked for.
+    # The message has no version: the server adds these fields only with streaming = parallel.
     if not r.left:
         return StreamAbort(xid, subxid)
     return StreamAbort(xid, subxid, r.lsn("the abort LSN"), r.time_us("the abort time"))
 
 
 def _prepared(r: ByteReader) -> tuple[Lsn, Lsn, int, int, str]:
-    """What the messages about a prepared transaction have in common."""
+    """The common fields of the messages about a prepared transaction."""
     lsn, end_lsn = r.lsn("the LSN"), r.lsn("the end LSN")
     return lsn, end_lsn, r.time_us("the time"), r.u32("the xid"), r.string("the gid")
 
@@ -309,7 +309,7 @@ def _stream_prepare(r: ByteReader, _: int | None) -> Message:
 WITH_XID: Final = frozenset(
     {Kind.RELATION, Kind.TYPE, Kind.INSERT, Kind.UPDATE, Kind.DELETE, Kind.TRUNCATE, Kind.MESSAGE}
 )
-"""The kinds that have an xid after their kind byte, inside a stream."""
+"""The kinds that have an xid after their kind byte inside a stream."""
 
 _IN_STREAM: Final = WITH_XID | {Kind.ORIGIN, Kind.STREAM_STOP}
 
@@ -342,13 +342,13 @@ _BY_BYTE: Final = {
 
 
 def decode(data: bytes | memoryview, *, streamed: bool = False) -> Message:
-    """Decode one whole message; `streamed`: it stands between Stream Start and Stream Stop."""
+    """Decode one message. `streamed`: it is between Stream Start and Stream Stop."""
     raw = bytes(data)
     if not raw:
         raise ProtocolError("decoding a message", "it is empty", _HINT, 0)
     found = _BY_BYTE.get(raw[0])
     if found is None:
-        raise ProtocolError("decoding a message", f"its kind 0x{raw[0]:02x} is not known", _HINT, 0)
+        raise ProtocolError("decoding a message", f"its kind 0x{raw[0]:02x} is unknown", _HINT, 0)
     read, with_xid, doing = found
     reader = ByteReader(raw, doing)
     reader.position = 1
@@ -358,7 +358,7 @@ def decode(data: bytes | memoryview, *, streamed: bool = False) -> Message:
 
 
 class Decoder:
-    """Decodes the messages of one connection in their order, and knows from them what is streamed."""
+    """Decodes the messages of one connection in order, and tracks which are streamed."""
 
     __slots__ = ("_stream",)
 
@@ -367,14 +367,14 @@ class Decoder:
 
     @property
     def stream(self) -> int | None:
-        """The top-level xid of the stream we are in, if we are in one."""
+        """The top-level xid of the current stream; None outside a stream."""
         return self._stream
 
     def decode(self, data: bytes | memoryview) -> Message:
         message = decode(data, streamed=self._stream is not None)
         if self._stream is None:
             if isinstance(message, StreamStop):
-                raise ProtocolError("following the stream", "Stream Stop comes without Stream Start", _HINT, 0)
+                raise ProtocolError("decoding a stream", "Stream Stop comes without Stream Start", _HINT, 0)
             if isinstance(message, StreamStart):
                 self._stream = message.xid
         elif isinstance(message, StreamStop):
@@ -382,6 +382,6 @@ class Decoder:
         elif message.kind not in _IN_STREAM:
             name = message.kind.name.replace("_", " ").title()
             raise ProtocolError(
-                "following the stream", f"{name} comes inside the stream of transaction {self._stream}", _HINT, 0
+                "decoding a stream", f"{name} comes inside the stream of transaction {self._stream}", _HINT, 0
             )
         return message

@@ -1,20 +1,19 @@
-"""What pgoutput says: one class per message, with PostgreSQL's own field names.
+"""The messages of pgoutput: one class per message, with PostgreSQL's field names.
 
 The letters and the order of the fields are those of "Logical Replication Message Formats" in PostgreSQL's manual and of
-`proto.c`. A message that belongs to a transaction streamed while in progress (protocol 2) carries the transaction id of
-the *subtransaction* it was done in, as its last field `xid`; outside a stream that is None, because the Begin before it
-has said it.
+`proto.c`. A message of a transaction that is streamed while in progress (protocol 2) has the transaction id of its
+*subtransaction* in the last field `xid`. Outside a stream, `xid` is None: the Begin has it.
 
 A tuple is a Python tuple with one value per published column:
 
     bytes        the type's text output, in UTF-8                                  't'
-    Binary       the type's binary (send) output; only if binary was asked for     'b'
-    None         SQL NULL, and in a key tuple any column that is not of the key    'n'
+    Binary       the type's binary (send) output; only with the option binary      'b'
+    None         SQL NULL, and in a key tuple every column outside the key         'n'
     UNCHANGED    a TOASTed value that the UPDATE did not touch: it is not sent     'u'
 
-Times are kept as the integer they are, microseconds since the Unix epoch, in a field that ends in `_us`; the property
-of the same name without the ending gives a `datetime`. The wire may hold any 64-bit number there, far outside what
-`datetime` knows, so the property saturates instead of failing.
+Times are integers, microseconds since the Unix epoch, in a field that ends in `_us`; the property of the same name
+without `_us` is a `datetime`. A message can have any 64-bit number there. Outside the range of `datetime`, the property
+is the nearest `datetime`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import ClassVar, Final, Literal, TypeAlias
 from walmere.lsn import Lsn
 
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000
-"""2000-01-01, where PostgreSQL's clock begins, in microseconds since 1970-01-01."""
+"""2000-01-01, the epoch of PostgreSQL, in microseconds since 1970-01-01."""
 
 _INT64_MAX: Final = (1 << 63) - 1
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,12 +37,12 @@ _LATEST_US: Final = (_LATEST - _UNIX_EPOCH) // timedelta(microseconds=1)
 
 
 def unix_us(timestamptz: int) -> int:
-    """PostgreSQL's microseconds since 2000 as Unix microseconds, which must still fit an Arrow int64 column."""
+    """Convert PostgreSQL's microseconds since 2000 to Unix microseconds, limited to 64 bits."""
     return min(timestamptz + POSTGRES_EPOCH_US, _INT64_MAX)
 
 
 def at(us: int) -> datetime:
-    """Unix microseconds as a time in UTC; outside the years 1 to 9999, the nearest time that there is."""
+    """Convert Unix microseconds to a time in UTC; outside the years 1 to 9999, to the nearest one."""
     if us <= _EARLIEST_US:
         return _EARLIEST
     return _LATEST if us >= _LATEST_US else _UNIX_EPOCH + timedelta(microseconds=us)
@@ -74,7 +73,7 @@ class Kind(StrEnum):
 
 
 class ReplicaIdentity(StrEnum):
-    """`pg_class.relreplident`: what an UPDATE or DELETE says about the old row."""
+    """`pg_class.relreplident`: which columns of the old row an UPDATE or DELETE sends."""
 
     DEFAULT = "d"
     NOTHING = "n"
@@ -107,10 +106,10 @@ Tuple: TypeAlias = tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction follows, whole, because it has committed already."""
+    """The start of a committed transaction."""
 
     kind: ClassVar[Kind] = Kind.BEGIN
-    final_lsn: Lsn  # where its commit record begins; equal to the Commit's commit_lsn
+    final_lsn: Lsn  # start of its commit record; equal to commit_lsn of Commit
     commit_time_us: int
     xid: int
 
@@ -124,9 +123,9 @@ class Commit:
     """The end of the transaction."""
 
     kind: ClassVar[Kind] = Kind.COMMIT
-    flags: int  # none is defined yet
-    commit_lsn: Lsn  # where the commit record begins
-    end_lsn: Lsn  # just after the commit record: what to confirm
+    flags: int  # PostgreSQL defines none yet
+    commit_lsn: Lsn  # start of the commit record
+    end_lsn: Lsn  # end of the commit record; the LSN to confirm
     commit_time_us: int
 
     @property
@@ -136,10 +135,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The transaction came to this server by replication from elsewhere. Follows Begin, or the first Stream Start."""
+    """The transaction arrived at this server by replication. Comes after Begin, or after the first Stream Start."""
 
     kind: ClassVar[Kind] = Kind.ORIGIN
-    commit_lsn: Lsn  # of the commit on that other server
+    commit_lsn: Lsn  # of the commit on the other server
     name: str
 
 
@@ -154,13 +153,13 @@ class Column:
 
     @property
     def is_key(self) -> bool:
-        """Part of the replica identity, hence sent in key tuples. With REPLICA IDENTITY FULL, every column is."""
+        """Whether it is part of the replica identity, so that key tuples have it. With FULL, every column is."""
         return bool(self.flags & 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What a table looks like from here on; comes before its first row and again after every change of it."""
+    """The definition of a table. Comes before its first row, and again when the definition has changed."""
 
     kind: ClassVar[Kind] = Kind.RELATION
     oid: int
@@ -173,9 +172,9 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """The name of a type that is not built in; comes before the Relation that has a column of it.
+    """The name of a type that is not built in. Comes before the Relation that has a column of the type.
 
-    For a domain, the OID is the domain's but the name is that of its base type, which is how we learn it.
+    For a domain, the OID is that of the domain, and the name is that of its base type.
     """
 
     kind: ClassVar[Kind] = Kind.TYPE
@@ -187,7 +186,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """A row came."""
+    """A row was inserted."""
 
     kind: ClassVar[Kind] = Kind.INSERT
     relation: int  # the relation's OID
@@ -197,7 +196,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A row changed. Neither key nor old: the replica identity's columns kept their values."""
+    """A row was updated. Without key and old, the columns of the replica identity have not changed."""
 
     kind: ClassVar[Kind] = Kind.UPDATE
     relation: int
@@ -209,7 +208,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A row went. Exactly one of key and old is there."""
+    """A row was deleted. Exactly one of key and old is present."""
 
     kind: ClassVar[Kind] = Kind.DELETE
     relation: int
@@ -220,7 +219,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """All rows of these relations went, by one command."""
+    """These relations were truncated by one command."""
 
     kind: ClassVar[Kind] = Kind.TRUNCATE
     relations: tuple[int, ...]
@@ -231,19 +230,19 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """`pg_logical_emit_message`. One that is not transactional stands between transactions."""
+    """A message of `pg_logical_emit_message`. If it is not transactional, it is sent between transactions."""
 
     kind: ClassVar[Kind] = Kind.MESSAGE
     transactional: bool
     lsn: Lsn
     prefix: str
-    content: bytes = field(repr=False)  # the user's data, not for logs
+    content: bytes = field(repr=False)  # user data, which must not be logged
     xid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """A segment of a transaction that is still in progress follows."""
+    """The start of a segment of a transaction in progress."""
 
     kind: ClassVar[Kind] = Kind.STREAM_START
     xid: int  # of the top-level transaction
@@ -252,14 +251,14 @@ class StreamStart:
 
 @dataclass(frozen=True, slots=True)
 class StreamStop:
-    """The segment ends; others, and whole transactions, may come before its next one."""
+    """The end of a segment. Other segments and whole transactions may come before the next one."""
 
     kind: ClassVar[Kind] = Kind.STREAM_STOP
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """The transaction that was streamed has committed."""
+    """A streamed transaction has committed."""
 
     kind: ClassVar[Kind] = Kind.STREAM_COMMIT
     xid: int
@@ -275,7 +274,7 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """The subtransaction has rolled back; if `subxid` is `xid`, the whole transaction has."""
+    """A streamed subtransaction was rolled back; if `subxid` is `xid`, the whole transaction was."""
 
     kind: ClassVar[Kind] = Kind.STREAM_ABORT
     xid: int
@@ -290,7 +289,7 @@ class StreamAbort:
 
 @dataclass(frozen=True, slots=True)
 class BeginPrepare:
-    """A transaction follows, whole, that is prepared but not committed. The slot must be two_phase."""
+    """The start of a prepared transaction. Only sent by a slot with two_phase."""
 
     kind: ClassVar[Kind] = Kind.BEGIN_PREPARE
     prepare_lsn: Lsn
@@ -306,7 +305,7 @@ class BeginPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The end of the prepared transaction: its rows wait for Commit Prepared."""
+    """The end of a prepared transaction. Its rows count only after Commit Prepared."""
 
     kind: ClassVar[Kind] = Kind.PREPARE
     flags: int
@@ -323,7 +322,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """COMMIT PREPARED: the rows sent before under this gid count now."""
+    """COMMIT PREPARED: the rows that were sent with this gid are committed."""
 
     kind: ClassVar[Kind] = Kind.COMMIT_PREPARED
     flags: int
@@ -340,11 +339,11 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """ROLLBACK PREPARED: the rows sent before under this gid never were."""
+    """ROLLBACK PREPARED: the rows that were sent with this gid are rolled back."""
 
     kind: ClassVar[Kind] = Kind.ROLLBACK_PREPARED
     flags: int
-    prepare_end_lsn: Lsn  # with prepare_time, tells which prepare: a gid may be used again
+    prepare_end_lsn: Lsn  # with prepare_time, identifies the prepare: a gid can be reused
     rollback_end_lsn: Lsn
     prepare_time_us: int
     rollback_time_us: int
@@ -362,7 +361,7 @@ class RollbackPrepared:
 
 @dataclass(frozen=True, slots=True)
 class StreamPrepare:
-    """The transaction that was streamed is prepared: what Prepare is for one sent whole."""
+    """A streamed transaction was prepared."""
 
     kind: ClassVar[Kind] = Kind.STREAM_PREPARE
     flags: int

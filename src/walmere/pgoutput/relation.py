@@ -1,16 +1,16 @@
-"""What each relation looks like, and looked like: PostgreSQL's LogicalRepRelMap, with a memory.
+"""The definitions of each relation, current and past: PostgreSQL's LogicalRepRelMap, with versions.
 
-PostgreSQL's subscriber applies rows as they come and so needs only the newest definition. We decode them later, perhaps
-in another process, so every definition gets a version number per relation, and a row is decoded with the version that
-was current when it came. The rules follow what pgoutput does on its side (`get_rel_sync_entry`, `streamed_txns`):
+PostgreSQL's subscriber applies rows as they arrive, so it needs only the newest definition. Walmere decodes them later,
+in another process. So every definition of a relation has a version number, and a row is decoded with the version that
+was current when it arrived. The rules follow pgoutput (`get_rel_sync_entry`, `streamed_txns`):
 
-- walsender sends a definition again after each reconnect, after a TRUNCATE, and after much else that did not change it.
-  The same definition is the same version. After a reconnect it also starts somewhat *before* the end of what we have,
-  and then sends the definitions of that time: so "the same" is asked first of the version at that LSN.
-- A definition sent inside a stream holds for that transaction only, which may have altered the table and may still roll
-  back. Stream Commit (or Commit Prepared) makes it hold for all, because from then on the server takes it as sent.
-- When a subtransaction rolls back, the server forgets what it sent in the whole stream, and sends it again with the
-  next row. So nothing is lost by dropping what the subtransaction had said, and its DDL must not leak.
+- walsender sends a definition again after each reconnect, after a TRUNCATE, and in other cases without a change. An
+  equal definition is the same version. After a reconnect, walsender starts *before* the end of the change log and sends
+  the definitions of that time. So a definition is compared first with the version at its LSN.
+- A definition inside a stream is valid only for that transaction, which may have altered the table and may roll back.
+  After Stream Commit (or Commit Prepared) it is valid for all, because the server does not send it again.
+- When a subtransaction rolls back, the server sends all definitions of the stream again with the next row. So the
+  definitions of the subtransaction are dropped, and its DDL has no effect.
 - A transaction prepared whole (Begin Prepare) is not a stream. What is said in it, the server takes as sent at once,
   and does not repeat even if it is rolled back: give no xid for it.
 
@@ -34,19 +34,19 @@ class RelationVersion:
     """One definition of a relation."""
 
     oid: int
-    version: int  # 1, 2, … per relation; a number is never used for another definition, though some may be missing
-    lsn: Lsn  # from where on it holds
+    version: int  # 1, 2, … per relation; a number is never reused, and some may be missing
+    lsn: Lsn  # valid from this LSN on
     relation: Relation
-    raw: bytes  # the message as it came, for the manifest
-    types: tuple[Type, ...] = ()  # of its columns whose types are not built in, by OID
+    raw: bytes  # the message, for the manifest
+    types: tuple[Type, ...] = ()  # types of its columns that are not built in, by OID
 
     def same(self, relation: Relation, types: tuple[Type, ...]) -> bool:
-        """Equal in all that a reader of rows could notice; the transaction that says it is not part of it."""
+        """Whether the definition is equal. The xid of the message is ignored."""
         return self.types == types and self.relation == replace(relation, xid=self.relation.xid)
 
 
-class _Said(NamedTuple):
-    """A definition as it was said inside a stream."""
+class _StreamedDefinition(NamedTuple):
+    """A definition inside a stream."""
 
     when: int
     subxid: int | None
@@ -63,23 +63,23 @@ class RelMap:
     def __init__(self) -> None:
         self._types: dict[int, Type] = {}
         self._versions: dict[int, dict[int, RelationVersion]] = {}  # all, for `get`
-        self._next: dict[int, int] = {}  # apart from _versions, so that a number forgotten is not given out again
-        self._history: dict[int, list[RelationVersion]] = {}  # those that hold for all, ordered by LSN
-        self._current: dict[int, tuple[int, RelationVersion]] = {}  # with when it was said
-        self._streams: dict[int, dict[int, list[_Said]]] = {}  # by top-level xid, by OID
+        self._next: dict[int, int] = {}  # the next version number; kept apart, so that no number is reused
+        self._history: dict[int, list[RelationVersion]] = {}  # valid for all transactions, ordered by LSN
+        self._current: dict[int, tuple[int, RelationVersion]] = {}  # with the clock of its message
+        self._streams: dict[int, dict[int, list[_StreamedDefinition]]] = {}  # by top-level xid, by OID
         self._clock = 0
 
     def update_type(self, message: Type) -> None:
-        """A Type message came. The server repeats it before every Relation that needs it."""
+        """Add a Type message. The server sends it again before every Relation that needs it."""
         self._types[message.oid] = replace(message, xid=None)
 
     def update(self, message: Relation, raw: bytes, lsn: Lsn, xid: int | None = None) -> RelationVersion:
-        """A Relation message came: the version it stands for, a new one if the definition is not known yet."""
+        """Add a Relation message. Returns its version, a new one if the definition is new."""
         oid = message.oid
         types = self._types_of(message)
         self._clock += 1
-        said = self._streams.get(xid, {}).get(oid, []) if xid is not None else []
-        known = [entry.version for entry in said[-1:]]
+        streamed = self._streams.get(xid, {}).get(oid, []) if xid is not None else []
+        known = [entry.version for entry in streamed[-1:]]
         known += [v for v in (self._at(oid, lsn), self._newest(oid)) if v is not None]
         version = next((v for v in known if v.same(message, types)), None)
         if version is None:
@@ -92,12 +92,12 @@ class RelMap:
             self._current[oid] = (self._clock, version)
         else:
             entries = self._streams.setdefault(xid, {}).setdefault(oid, [])
-            entries.append(_Said(self._clock, message.xid, version))
+            entries.append(_StreamedDefinition(self._clock, message.xid, version))
         return version
 
     def commit(self, xid: int, lsn: Lsn | None = None) -> tuple[RelationVersion, ...]:
-        """The stream has committed, at `lsn`: what it said holds for all. Returns the versions that are new by that."""
-        published: dict[tuple[int, int], RelationVersion] = {}
+        """Make the definitions of a stream that committed at `lsn` valid for all. Returns the versions that are new."""
+        new: dict[tuple[int, int], RelationVersion] = {}
         for oid, entries in self._streams.pop(xid, {}).items():
             history = self._history.setdefault(oid, [])
             for entry in entries:
@@ -106,14 +106,14 @@ class RelMap:
                     version = replace(version, lsn=version.lsn if lsn is None else lsn)
                     self._keep(version)
                     insort(history, version, key=_in_order)
-                    published[oid, version.version] = version
-                # What another transaction said later is newer, though this one commits after it.
+                    new[oid, version.version] = version
+                # A later message of another transaction is newer, even if this one commits after it.
                 if oid not in self._current or self._current[oid][0] < entry.when:
                     self._current[oid] = (entry.when, version)
-        return tuple(published.values())
+        return tuple(new.values())
 
     def forget(self, xid: int, subxid: int | None = None) -> None:
-        """Stream Abort of the subtransaction; without one, or if it is the transaction itself, of all of it."""
+        """Drop the definitions of a subtransaction; without `subxid`, or if it is `xid`, of the whole transaction."""
         whole = subxid is None or subxid == xid
         stream = self._streams.get(xid, {})
         for oid, entries in stream.items():
@@ -125,7 +125,7 @@ class RelMap:
             self._streams.pop(xid, None)
 
     def add(self, version: RelationVersion) -> None:
-        """Restore a version, from the manifest of the change log; in any order."""
+        """Restore a version from the manifest of the change log. The order does not matter."""
         oid = version.oid
         if version.version in self._versions.get(oid, {}):
             return
@@ -136,24 +136,24 @@ class RelMap:
         self._current[oid] = (0, self._history[oid][-1])
 
     def current(self, oid: int, xid: int | None = None) -> RelationVersion:
-        """The version a row that comes now is in; `xid` if it comes inside a stream."""
+        """The version for a row that arrives now. `xid`: the row is inside that stream."""
         if xid is not None:
-            said = self._streams.get(xid, {}).get(oid)
-            if said:
-                return said[-1].version
+            streamed = self._streams.get(xid, {}).get(oid)
+            if streamed:
+                return streamed[-1].version
         if oid not in self._current:
-            raise self._unknown(oid, "no Relation message has come for it")
+            raise self._unknown(oid, "there was no Relation message for it")
         return self._current[oid][1]
 
     def as_of(self, oid: int, lsn: Lsn) -> RelationVersion:
-        """The newest version that holds at the LSN."""
+        """The newest version that is valid at the LSN."""
         version = self._at(oid, lsn)
         if version is None:
-            raise self._unknown(oid, f"no Relation message has come for it before {lsn}")
+            raise self._unknown(oid, f"there was no Relation message for it before {lsn}")
         return version
 
     def get(self, oid: int, version: int) -> RelationVersion:
-        """That very version, also one of a stream that has not committed."""
+        """A version by its number, also one of a stream that has not committed."""
         try:
             return self._versions[oid][version]
         except KeyError:
@@ -178,5 +178,5 @@ class RelMap:
 
     def _unknown(self, oid: int, why: str) -> ProtocolError:
         return ProtocolError(
-            f"looking up relation {oid}", why, "the change log or the stream was joined after that message"
+            f"looking up relation {oid}", why, "read the change log or the stream from an earlier point"
         )

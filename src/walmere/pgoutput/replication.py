@@ -1,12 +1,12 @@
-"""The frame around pgoutput: what walsender and receiver say to each other inside CopyData.
+"""The frame around pgoutput: the messages of walsender and receiver inside CopyData.
 
-    ← 'w' XLogData     one message of the output plugin, with where it stands in the WAL
-    ← 'k' Keepalive    how far walsender has read; "reply requested" means it is near to giving us up
+    ← 'w' XLogData     one message of the output plugin, with its position in the WAL
+    ← 'k' Keepalive    how far walsender has read; "reply requested": without a reply, it ends soon
     → 'r' Standby Status Update    how far we have written, flushed and applied
 
-Only `flushed` has consequences: the server forgets what lies before it. `wal_start` is 0/0 on every message that is
-not the last one the plugin writes for its change: Relation, Type, and a Begin that an Origin follows. So it never tells
-where a Relation stands; take the LSN of the row or of the transaction around it.
+Only `flushed` has an effect: the server may remove WAL before it. `wal_start` is 0/0 on every message that is not the
+last one for its change: Relation, Type, and a Begin before an Origin. So the position of a Relation is not known; use
+the LSN of the row, or of the transaction.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class XLogData:
     """One message of the output plugin."""
 
     letter: ClassVar[str] = "w"
-    wal_start: Lsn  # of the change; 0/0 if the plugin has more to write for it
-    wal_end: Lsn  # the same again, for a logical slot
+    wal_start: Lsn  # of the change; 0/0 if another message for the same change follows
+    wal_end: Lsn  # equal to wal_start, for a logical slot
     send_time_us: int
     data: bytes = field(repr=False)
 
@@ -44,7 +44,7 @@ class XLogData:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """The server is there, and has read up to here."""
+    """How far the server has read."""
 
     letter: ClassVar[str] = "k"
     wal_end: Lsn
@@ -60,7 +60,7 @@ Frame: TypeAlias = XLogData | Keepalive
 
 
 def decode_frame(data: bytes | memoryview) -> Frame:
-    """Decode what one CopyData from walsender holds."""
+    """Decode the content of one CopyData from walsender."""
     raw = bytes(data)
     match raw[:1]:
         case b"w":
@@ -73,15 +73,16 @@ def decode_frame(data: bytes | memoryview) -> Frame:
         case b"k":
             if len(raw) != _KEEPALIVE.size:
                 where = min(len(raw), _KEEPALIVE.size)
-                raise ProtocolError(_DOING, f"Keepalive has {_KEEPALIVE.size} bytes, not {len(raw)}", _HINT, where)
+                wrong = f"Keepalive must have {_KEEPALIVE.size} bytes, not {len(raw)}"
+                raise ProtocolError(_DOING, wrong, _HINT, where)
             end, sent, reply = _KEEPALIVE.unpack(raw)
             return Keepalive(Lsn(end), unix_us(sent), reply != 0)
         case b"":
             raise ProtocolError(_DOING, "it is empty", _HINT, 0)
         case _:
-            raise ProtocolError(_DOING, f"its kind 0x{raw[0]:02x} is not known", _HINT, 0)
+            raise ProtocolError(_DOING, f"its kind 0x{raw[0]:02x} is unknown", _HINT, 0)
 
 
 def standby_status_update(written: Lsn, flushed: Lsn, applied: Lsn, *, now_us: int, reply: bool = False) -> bytes:
-    """What to send back: `flushed` lets the server forget; `reply` asks it to answer at once. `now_us` is Unix time."""
+    """Encode a status update. `reply` requests an answer of the server. `now_us` is Unix time."""
     return _STATUS.pack(b"r", written, flushed, applied, now_us - POSTGRES_EPOCH_US, reply)

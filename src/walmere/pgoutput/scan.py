@@ -1,9 +1,9 @@
-"""What a receiver must know of every message, for many messages at once.
+"""The fields that the receiver needs from every message, for many messages at once.
 
-The receiver does not decode rows: it only has to know each message's kind, LSN, relation and transaction, to put it
-in the right place of the change log. One look per message in Python would cost more than receiving it, so frames
-(XLogData with its header, as they came from the socket) are joined into one buffer, and each field is gathered from
-all of them at once. `Scan` is that buffer with its first columns; the others are gathered when asked for.
+The receiver does not decode rows. It needs only kind, LSN, relation and transaction of each message, to write it to the
+change log. Reading them one message at a time in Python would cost more than receiving them. So frames (XLogData with
+its header) are joined into one buffer, and each field is gathered from all of them at once. `Scan` has that buffer and
+the first fields; the others are gathered when they are needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from walmere.errors import ProtocolError
 
 XLOGDATA_HEADER: Final = 25
-"""Bytes before pgoutput's own: 'w', start of the data in the WAL, end of the WAL, send time."""
+"""Bytes before the message of pgoutput: 'w', start of the data in the WAL, end of the WAL, send time."""
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -32,11 +32,11 @@ _ROWS[list(b"IUD")] = True
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Messages of the stream, in the order of their arrival."""
+    """Messages of the stream, in order of arrival."""
 
     buffer: U8
-    start: I64  # where each message begins in the buffer (its kind byte)
-    end: I64  # and where it ends
+    start: I64  # start of each message in the buffer (its kind byte)
+    end: I64  # end of each message
     kind: U8
     lsn: U64  # of the change; a message without one (Relation, Type, Origin) has that of the message before it
 
@@ -54,19 +54,19 @@ class Scan:
         return np.flatnonzero(wanted[self.kind])
 
     def u32(self, at: int, rows: I64 | Bools | slice) -> U32:
-        """The four bytes `at` bytes into each of these messages, as Int32 of the protocol."""
+        """The Int32 of the protocol at this offset of each message."""
         return self._gather(at, 4, rows).view(">u4").astype(np.uint32).reshape(-1)
 
     def u64(self, at: int, rows: I64 | Bools | slice) -> U64:
-        """The eight bytes `at` bytes into each of these messages, as Int64 of the protocol."""
+        """The Int64 of the protocol at this offset of each message."""
         return self._gather(at, 8, rows).view(">u8").astype(np.uint64).reshape(-1)
 
     def i64(self, at: int, rows: I64 | Bools | slice) -> I64:
-        """The same, signed: a time."""
+        """The signed Int64, such as a time, at this offset of each message."""
         return self._gather(at, 8, rows).view(">i8").astype(np.int64).reshape(-1)
 
     def message(self, index: int) -> bytes:
-        """One message's bytes."""
+        """The bytes of one message."""
         return self.buffer[self.start[index] : self.end[index]].tobytes()
 
     def _gather(self, at: int, width: int, rows: I64 | Bools | slice) -> U8:
@@ -75,7 +75,7 @@ class Scan:
         if short.any():
             offset = int(position[short][0])
             raise ProtocolError("scanning messages of the stream", "a message is truncated", offset=offset)
-        # Overlapping windows over the buffer: one index per message instead of one per byte.
+        # Overlapping windows over the buffer need one index per message instead of one per byte.
         if not len(position):
             return np.empty((0, width), np.uint8)
         return np.lib.stride_tricks.sliding_window_view(self.buffer, width)[position]
