@@ -138,7 +138,7 @@ def test_one_wrong_value_in_the_lake_is_found(
     [
         (signal.SIGINT, "Walmere"),
         (signal.SIGINT, "starting Spark"),
-        pytest.param(signal.SIGINT, "following", marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, "applying changes", marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, "copying", marks=pytest.mark.long),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
@@ -150,7 +150,7 @@ def test_it_can_be_interrupted_at_any_moment_and_leaves_nothing_running(
     os.killpg(demo.process.pid, number)  # as a terminal does
     assert demo.result() == {}
     assert demo.process.returncode == 128 + number, demo.said()
-    assert "stopped; nothing is left running" in demo.said()
+    assert "stopped; no process is left running" in demo.said()
     assert "Traceback" not in demo.said()
     eventually(lambda: not demo.left(), 5, lambda: str(demo.left()))
     assert not list(demo.temporary.glob("walmere-pg-*"))
@@ -161,7 +161,7 @@ def test_a_place_that_is_not_the_demos_is_exit_code_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "walmere", "demo", "--directory", str(tmp_path)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2
-    assert "no demo has made" in refused.stderr
+    assert "files that are not from a demo" in refused.stderr
     assert "--directory" in refused.stderr
     assert refused.stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]

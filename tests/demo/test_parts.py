@@ -1,4 +1,4 @@
-"""The demo's parts by themselves: the judge, the lag, the place, the display, and signals."""
+"""The demo's parts by themselves: the comparison, the lag, the place, the display, and signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from walmere.demo.compare import judge
+from walmere.demo.compare import compare_tables
 from walmere.demo.display import Display, View, line
 from walmere.demo.interruption import Interrupted, Interruptions
 from walmere.demo.lag import Lag
@@ -35,7 +35,7 @@ def table(rows: list[dict[str, object]]) -> pa.Table:
 
 
 def test_tables_of_the_same_rows_are_equal_in_any_order() -> None:
-    verdict = judge("t", table(ROWS), table(ROWS[::-1]), ["id"])
+    verdict = compare_tables("t", table(ROWS), table(ROWS[::-1]), ["id"])
     assert verdict.equal
     assert (verdict.rows, str(verdict)) == (100, "equal")
 
@@ -43,14 +43,14 @@ def test_tables_of_the_same_rows_are_equal_in_any_order() -> None:
 def test_what_differs_is_counted_and_named_by_key() -> None:
     target = [*ROWS[1:50], *ROWS[51:], ROWS[7], {**ROWS[3], "id": 200}]
     target[1] = {**ROWS[2], "tags": ["a"]}
-    verdict = judge("t", table(ROWS), table(target), ["id"])
+    verdict = compare_tables("t", table(ROWS), table(target), ["id"])
     assert not verdict.equal
     assert (verdict.missing, verdict.extra, verdict.different) == (2, 2, 1)
     assert str(verdict) == "2 missing, 2 extra, 1 different: (0), (2), (7), (50), (200)"
 
 
 def test_null_and_a_value_are_different() -> None:
-    verdict = judge("t", table(ROWS), table([{**ROWS[0], "total": None}, *ROWS[1:]]), ["id"])
+    verdict = compare_tables("t", table(ROWS), table([{**ROWS[0], "total": None}, *ROWS[1:]]), ["id"])
     assert verdict.different == 1
 
 
@@ -67,15 +67,15 @@ def test_lag_is_the_time_since_something_is_missing() -> None:
 def test_a_place_that_is_not_the_demos_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "walmere.toml"
     file.write_text("[source]\n")
-    with pytest.raises(ConfigError, match="no demo has made") as refused, Place(tmp_path):
+    with pytest.raises(ConfigError, match="files that are not from a demo") as refused, Place(tmp_path):
         pass
     assert "--directory" in refused.value.hint
     assert file.read_text() == "[source]\n"
     file.unlink()
     (tmp_path / "other").mkdir()
-    with pytest.raises(ConfigError, match="no demo has made"), Place(tmp_path):
+    with pytest.raises(ConfigError, match="files that are not from a demo"), Place(tmp_path):
         pass
-    with pytest.raises(ConfigError, match="no demo has made"), Place(Path("/dev/null")):
+    with pytest.raises(ConfigError, match="files that are not from a demo"), Place(Path("/dev/null")):
         pass
 
 
@@ -141,7 +141,7 @@ def test_inside_a_signal_interrupts_at_once_and_later_ones_change_nothing() -> N
 
 
 VIEW = View(
-    "following the writers",
+    "applying changes of the writers",
     23.4,
     (
         (TableState(TableName("public", "carts"), 1, Phase.READY, rows_copied=6000), 1204),

@@ -1,12 +1,12 @@
-"""The demo: everything that Walmere does, in about a minute, on a machine that has nothing but Python and Java.
+"""The demo: shows Walmere in about a minute, on a machine with only Python and Java.
 
-    1. A PostgreSQL 18 of its own is started, a shop created and filled.
-    2. `walmere run` is started on it, a process like any user's.
-    3. When the first table is in the lake, the writers begin: the others are copied while they change.
-    4. The writers stop. What they wrote is applied to the end.
+    1. It starts a PostgreSQL 18 server, and creates and fills a shop.
+    2. It starts `walmere run`, as a user would.
+    3. When the first table is copied, the writers start: the other tables are copied while they change.
+    4. The writers stop. `walmere run` applies the rest.
     5. Every table is compared with its source.
 
-The main thread only watches: the subscription is a process, the writers are threads.
+The subscription is a process, the writers are threads, and the main thread only watches them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SETTINGS: Final = {**LOGICAL, "max_wal_size": "2GB"}
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What can be asked for."""
+    """The options of `walmere demo`."""
 
     directory: Path
     rows: int
@@ -51,13 +51,13 @@ class DemoOptions:
 def main(options: DemoOptions) -> int:
     """Run the demo. Returns the exit code: 0 equal, 1 different, 128 + the signal that ended it."""
     for name in os.environ.keys() - own_environment().keys():
-        del os.environ[name]  # libpq reads them, too
+        del os.environ[name]  # libpq reads them too
     console = Console(stderr=options.json, highlight=False, soft_wrap=True)
     try:
         with Interruptions() as signals, signals.guard(Place(options.directory)) as place:
             report = Demo(options, place, signals, Display(console)).run()
     except Interrupted as interrupted:
-        console.print(f"\nstopped; nothing is left running, and what was copied stays in {options.directory}")
+        console.print(f"\nstopped; no process is left running, and the files stay in {options.directory}")
         return interrupted.exit_code
     if options.json:
         print(json.dumps(report.to_json(), indent=2))
@@ -67,7 +67,7 @@ def main(options: DemoOptions) -> int:
 
 
 class Demo:
-    """One run."""
+    """One run of the demo."""
 
     def __init__(self, options: DemoOptions, place: Place, signals: Interruptions, display: Display) -> None:
         self._options = options
@@ -79,10 +79,10 @@ class Demo:
         self._measured = Measured()
 
     def run(self) -> Report:
-        """All of it."""
-        self._display.say("[bold]Walmere[/bold]: PostgreSQL logical replication whose subscriber is Apache Spark\n")
+        """Run all steps."""
+        self._display.print("[bold]Walmere[/bold]: PostgreSQL logical replication whose subscriber is Apache Spark\n")
         with self._signals.guard(embedded(18, _SETTINGS)) as server:
-            self._step(f"PostgreSQL {_version(server)} on a free port, in a temporary directory")
+            self._step(f"started PostgreSQL {_version(server)} on a free port, in a temporary directory")
             config = self._fill(server)
             with (
                 self._signals.guard(MirrorProcess(self._place.config_file, self._place.log)) as subscriber,
@@ -93,14 +93,14 @@ class Demo:
                 with self._display.watching():
                     self._follow(watch, config)
                 now = subscriber.progress
-                self._step(f"{now.rows_copied:,} rows copied, {now.changes_applied:,} changes applied, all caught up")
+                self._step(f"copied {now.rows_copied:,} rows, applied {now.changes_applied:,} changes, caught up")
                 subscriber.end()
                 verdicts = self._compare(connection)
         self._measured.total = time.monotonic() - self._began
         return Report(self._place, subscriber.progress, self._measured, verdicts)
 
     def _step(self, text: str) -> None:
-        self._display.say(f"[green]✓[/green] {text}  [dim]{time.monotonic() - self._began:.1f} s[/dim]")
+        self._display.print(f"[green]✓[/green] {text}  [dim]{time.monotonic() - self._began:.1f} s[/dim]")
 
     def _fill(self, server: Server) -> Config:
         admin = self._place.configure(server.dsn()).source
@@ -113,20 +113,22 @@ class Demo:
         ):
             shop.create(connection, self._sizes)
             self._measured.rows_loaded = shop.count(connection)
-        self._step(f"a shop: {len(shop.KEYS)} tables, {self._measured.rows_loaded:,} rows")
+        self._step(f"created a shop with {len(shop.KEYS)} tables and {self._measured.rows_loaded:,} rows")
         return config
 
     def _follow(self, watch: Watch, config: Config) -> None:
-        """From the start of Spark to the moment when all that was written is in the lake."""
+        """Watch from the start of Spark until everything that was written is in the lake."""
         watch.until("starting Spark", lambda now: now.started)
-        self._step(f"Spark, for `walmere run -c {escape(str(self._place.config_file))}`")
+        self._step(f"started Spark: `walmere run -c {escape(str(self._place.config_file))}`")
         watch.until("copying", lambda now: any(table.phase.copied for table in now.tables))
         seconds = self._options.seconds
         with self._signals.guard(Writers(config.source, self._sizes, seconds / 2)) as writers:
             began = time.monotonic()
             watch.writers = writers
-            watch.until("copying while the writers write", lambda now: now.copied)
-            watch.until("following the writers", lambda _: watch.seen_enough(time.monotonic() - began, seconds))
+            watch.until("copying while writers are running", lambda now: now.copied)
+            watch.until(
+                "applying changes of the writers", lambda _: watch.writers_may_stop(time.monotonic() - began, seconds)
+            )
         written = time.monotonic()
         self._measured.writing = written - began
         self._measured.transactions = dict(writers.done)
@@ -138,7 +140,7 @@ class Demo:
         began = time.monotonic()
         verdicts = tuple(compare(connection, self._place.lake, name) for name in shop.KEYS)
         self._measured.compare = time.monotonic() - began
-        self._step("every row and every column compared")
+        self._step("compared every row and every column")
         return verdicts
 
 

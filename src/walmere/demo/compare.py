@@ -1,12 +1,12 @@
-"""The proof: every row and every column of a table, at the source and in the lake.
+"""Compares every row and every column of a table at the source and in the lake.
 
-The two sides come by ways that have nothing in common. From the source: PostgreSQL's binary format, through psycopg's
-own types, into Arrow; the subscription only ever sees text, and casts it itself. From the lake: what any reader of
-Delta gets. Only what the lake keeps as PostgreSQL's text (enums, jsonb, uuid, numeric without precision) is asked of
-the source as text, too.
+The comparison shares no code with the subscription. Rows of the source are read in PostgreSQL's binary format and
+converted by psycopg; the subscription reads text and casts it itself. Rows of the lake are read as any reader of Delta
+reads them. Only columns that the lake has as PostgreSQL's text (enums, jsonb, uuid, numeric without precision) are read
+as text from the source too.
 
-Both are sorted by key and compared as whole columns, one table at a time. Only if they differ are rows looked at one by
-one, as multisets, so that a row that is there twice is seen.
+Both sides are sorted by key and compared as whole columns, one table at a time. Only if they differ, rows are compared
+one by one, as multisets, so that a duplicate row is found.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """What came of comparing one table. Rows are named by their keys, a few of them."""
+    """The result for one table, with the keys of a few rows that differ."""
 
     name: str
     rows: int  # at the source
     missing: int = 0  # in the lake
-    extra: int = 0  # in the lake, also a row that is there once too often
-    different: int = 0  # same key, other values
+    extra: int = 0  # in the lake, including duplicates
+    different: int = 0  # same key, different values
     keys: tuple[str, ...] = ()
     wrong: str | None = None  # about the table as a whole
 
@@ -56,7 +56,7 @@ class TableComparison:
 
 
 def compare(connection: Connection, lake: Path, name: str) -> TableComparison:
-    """Compare one table of the shop. Nobody may be writing."""
+    """Compare one table of the shop. The writers must have stopped."""
     target = DeltaTable(lake / SCHEMA / name).to_pyarrow_table()
     columns = [
         column
@@ -67,13 +67,13 @@ def compare(connection: Connection, lake: Path, name: str) -> TableComparison:
         )
     ]
     if columns != target.column_names:
-        wrong = f"its columns are {', '.join(target.column_names)}, and not {', '.join(columns)}"
+        wrong = f"the columns are {', '.join(target.column_names)} instead of {', '.join(columns)}"
         return TableComparison(f"{SCHEMA}.{name}", 0, wrong=wrong)
-    return judge(name, _source(connection, name, target.schema), target, KEYS[name])
+    return compare_tables(name, _source(connection, name, target.schema), target, KEYS[name])
 
 
 def _source(connection: Connection, name: str, schema: pa.Schema) -> pa.Table:
-    """The table as the source has it, in the lake's types; a value that does not fit into its type is an error."""
+    """Read the table from the source, in the types of the lake; a value that does not fit into its type is an error."""
     columns = ", ".join(f'"{field.name}"' + ("::text" if pa.types.is_string(field.type) else "") for field in schema)
     batches = []
     with connection.transaction(), connection.cursor("compare", binary=True) as cursor:
@@ -86,8 +86,8 @@ def _source(connection: Connection, name: str, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-def judge(name: str, source: pa.Table, target: pa.Table, key: Sequence[str]) -> TableComparison:
-    """Compare two tables of the same columns."""
+def compare_tables(name: str, source: pa.Table, target: pa.Table, key: Sequence[str]) -> TableComparison:
+    """Compare two tables with the same columns."""
     qualified = f"{SCHEMA}.{name}"
     order = [(column, "ascending") for column in key]
     if source.num_rows == target.num_rows and source.sort_by(order).equals(target.sort_by(order)):

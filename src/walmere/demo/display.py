@@ -1,4 +1,4 @@
-"""What is on the screen while it runs: a table that stays in its place on a terminal, plain lines anywhere else."""
+"""The display of a running demo: a table that is updated in place on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from walmere.lsn import Lsn
 from walmere.subscription.state import Phase, TableState
 
-WORDS: Final = {
+_PHASE_NAMES: Final = {
     Phase.INIT: "waiting",
     Phase.DATA_SYNC: "copying",
     Phase.FINISHED_COPY: "copied",
@@ -33,16 +33,16 @@ _COLOURS: Final = {
 }
 _REFRESH: Final = 0.25
 _LINE: Final = 2.0
-"""Seconds between two lines, where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One moment."""
+    """The state at one moment."""
 
     doing: str
     elapsed: float
-    tables: tuple[tuple[TableState, int], ...] = ()  # with the changes that were applied
+    tables: tuple[tuple[TableState, int], ...] = ()  # with the number of applied changes
     transactions: int = 0
     per_second: float = 0.0
     source: Lsn | None = None
@@ -53,12 +53,12 @@ class View:
 
     @property
     def lag_bytes(self) -> int | None:
-        """What the source has and the lake has not, of WAL."""
+        """The bytes of WAL between the position of the source and the applied LSN."""
         return None if self.source is None or not self.applied else max(0, self.source - self.applied)
 
 
 class Display:
-    """Shows views as they come, as often as eyes can follow."""
+    """Shows views at a limited rate."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -66,13 +66,13 @@ class Display:
         self._next = 0.0
         self._phases: tuple[Phase, ...] = ()
 
-    def say(self, text: str) -> None:
-        """A line that stays. Has markup."""
+    def print(self, text: str) -> None:
+        """Print a line, with markup, that stays on the screen."""
         self._console.print(text)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While it is open, views are shown."""
+        """Show views while the context is open."""
         if not self._console.is_terminal:
             yield
             return
@@ -86,7 +86,7 @@ class Display:
                 self._live = None
 
     def show(self, view: View) -> None:
-        """Show it, if it is time; a phase that changed is shown at once."""
+        """Show a view, if the last one is old enough or a phase has changed."""
         now = time.monotonic()
         phases = tuple(table.phase for table, _ in view.tables)
         if now < self._next and phases == self._phases:
@@ -100,14 +100,14 @@ class Display:
 
 
 def panel(view: View) -> Group:
-    """For a terminal."""
+    """A view for a terminal."""
     table = Table("table", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("phase", min_width=11)
     table.add_column("rows copied", justify="right")
     table.add_column("changes applied", justify="right")
     for state, changes in view.tables:
         colour = _COLOURS.get(state.phase, "dim")
-        phase = f"[{colour}]{state.phase.value} {WORDS[state.phase]}[/{colour}]"
+        phase = f"[{colour}]{state.phase.value} {_PHASE_NAMES[state.phase]}[/{colour}]"
         table.add_row(escape(state.table.name), phase, f"{state.rows_copied:,}", f"{changes:,}")
     if view.tables:
         rows = sum(state.rows_copied for state, _ in view.tables)
@@ -120,11 +120,13 @@ def panel(view: View) -> Group:
 
 
 def line(view: View) -> str:
-    """For anything that is no terminal."""
+    """A view as one line of text."""
     parts = [f"{view.elapsed:5.1f} s  {view.doing}"]
     if view.tables:
         phases = Counter(state.phase for state, _ in view.tables)
-        parts.append("tables: " + ", ".join(f"{phases[phase]} {WORDS[phase]}" for phase in WORDS if phases[phase]))
+        parts.append(
+            "tables: " + ", ".join(f"{phases[phase]} {_PHASE_NAMES[phase]}" for phase in _PHASE_NAMES if phases[phase])
+        )
         parts.append(f"{sum(state.rows_copied for state, _ in view.tables):,} rows copied")
     if view.transactions:
         parts += [_written(view), f"{sum(changes for _, changes in view.tables):,} changes applied"]
@@ -134,7 +136,7 @@ def line(view: View) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, for people."""
+    """A number of bytes as text."""
     for unit in ("B", "kB", "MB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

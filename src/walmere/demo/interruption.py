@@ -1,9 +1,8 @@
-"""Ctrl-C at any moment, and nothing is left running.
+"""Handles Ctrl-C and other signals at any moment, so that no process is left running.
 
-The first signal raises `Interrupted` in the main thread, wherever that is, and the way out ends what was started. Two
-moments are protected from it: while a resource is being made (a process that was started but is not yet known to anyone
-would be nobody's to end) and while it is being ended. A signal that comes then waits until it is over. All that come
-after the first are ignored: the way out has its own limits of time.
+The first signal raises `Interrupted` in the main thread, and the context managers end what was started. A signal is
+delayed while a resource is being started (otherwise, a process could be started that no context manager ends) and while
+it is being ended. Signals after the first one are ignored: ending has its own timeouts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """Somebody wants us to end. No error, so nothing that handles errors may stop it on its way."""
+    """A signal asks the demo to end. A BaseException, so that no handler of errors catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -29,12 +28,12 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """As a shell has it of a command that was ended by a signal."""
+        """The exit code that a shell shows for a command that was ended by a signal."""
         return 128 + self.number
 
 
 class Interruptions(AbstractContextManager["Interruptions"]):
-    """Turns signals into `Interrupted`, in the main thread."""
+    """Raises `Interrupted` in the main thread when a signal arrives."""
 
     def __init__(self) -> None:
         self._arrived: int | None = None
@@ -60,24 +59,24 @@ class Interruptions(AbstractContextManager["Interruptions"]):
             self._raised = True
             raise Interrupted(self._arrived)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._held -= 1
         if not self._held:
             self._raise()
 
     @contextmanager
     def guard(self, resource: AbstractContextManager[Resource]) -> Iterator[Resource]:
-        """Enter and leave the resource without interruption; inside, be interruptible."""
+        """Enter and exit the resource without interruption; between them, signals raise `Interrupted`."""
         self._held += 1
         try:
             made = resource.__enter__()
         except BaseException:
-            self._let_go()  # what failed may have failed because the signal was for it, too
+            self._release()  # the signal may be the reason of the failure
             raise
         try:
-            self._let_go()
+            self._release()
             yield made
         finally:
             self._held += 1
             resource.__exit__(*sys.exc_info())
-            self._let_go()
+            self._release()

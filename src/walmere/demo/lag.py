@@ -1,8 +1,7 @@
-"""How old the lake is, measured as PostgreSQL measures `replay_lag`: not by what the subscriber says of its own clock.
+"""The lag of the lake in seconds, measured as PostgreSQL measures `replay_lag`.
 
-The source's position is noted with the time, again and again. What is applied now was the source's position at some
-time before; since then something has been missing. Between two notes the older one counts, so it is never made to look
-less than it is.
+The position of the source is recorded with the time, at short intervals. The lag is the time since the source was at
+the position that is applied now. Between two records the older one counts, so the lag is never reported too small.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from walmere.lsn import Lsn
 
 
 class Lag:
-    """Notes of the source's position."""
+    """Records of the source's position."""
 
     def __init__(self) -> None:
         self._notes: deque[tuple[float, Lsn]] = deque()
         self._last_applied = 0.0
 
     def note(self, now: float, position: Lsn) -> None:
-        """The source is here now."""
+        """Record the position of the source."""
         self._notes.append((now, position))
 
     def seconds(self, now: float, applied: Lsn) -> float:
-        """For how long something has been missing; 0 if nothing is."""
+        """The lag; 0 if everything is applied."""
         while self._notes and self._notes[0][1] <= applied:
             self._last_applied, _ = self._notes.popleft()
         if not self._notes:

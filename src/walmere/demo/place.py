@@ -1,4 +1,4 @@
-"""Where the demo puts its things. It replaces what an earlier demo left there, and touches nothing else."""
+"""The directory of the demo. Files of an earlier demo are replaced; a directory with other files is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARK: Final = "# Made by `walmere demo`, which replaces it, lake/, subscription/
 
 _CONFIG: Final = """{mark}
 [source]
-dsn = "{dsn}"   # was there while the demo ran
+dsn = "{dsn}"   # ran only during the demo
 publications = ["{publication}"]
 slot = "walmere_demo"
 
@@ -36,7 +36,7 @@ master = "local[*]"
 
 
 class Place:
-    """A directory, ours alone while the context is open. The files stay."""
+    """The directory, locked while the context is open. The files stay."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -50,8 +50,8 @@ class Place:
         if self.directory.exists() and not self._is_ours():
             raise ConfigError(
                 doing,
-                "there is something that no demo has made",
-                "name another place with --directory, or move that away",
+                "it has files that are not from a demo",
+                "name another directory with --directory, or move the files",
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.directory, os.O_RDONLY)
@@ -60,7 +60,7 @@ class Place:
         except BlockingIOError:
             os.close(self._descriptor)
             raise ConfigError(
-                doing, "another demo is running there", "wait for it, or name another place with --directory"
+                doing, "another demo is running there", "wait until it ends, or name another directory with --directory"
             ) from None
         self.config_file.write_text(MARK)
         for old in (self.lake, self.directory / "subscription"):
@@ -79,6 +79,6 @@ class Place:
         return not any(self.directory.iterdir())
 
     def configure(self, dsn: str) -> Config:
-        """Write `walmere.toml`, as a user would, and read it."""
+        """Write `walmere.toml` and read it."""
         self.config_file.write_text(_CONFIG.format(mark=MARK, dsn=dsn, publication=PUBLICATION))
         return configuration.load(self.config_file, {})

@@ -1,4 +1,4 @@
-"""What the demo ends with: what was done, how fast, whether both sides are equal, where the files are, what to try."""
+"""The report at the end of the demo: numbers, the comparison, the files, and commands to try."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from walmere.demo.subscriber import RunReport
 
 @dataclass(slots=True)
 class Measured:
-    """What was seen on the way. Times are in seconds; those of Spark count from the start of `walmere run`."""
+    """Measured values. Times are in seconds; those of Spark count from the start of `walmere run`."""
 
     rows_loaded: int = 0
     spark_start: float | None = None
@@ -38,13 +38,13 @@ class Measured:
 
     @property
     def copy(self) -> float | None:
-        """From the first table's start to the last one's end."""
+        """From the start of the first copy to the end of the last one."""
         return None if self.copy_began is None or self.copy_ended is None else self.copy_ended - self.copy_began
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it."""
+    """The results of the demo."""
 
     place: Place
     progress: RunReport
@@ -53,21 +53,21 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Whether every table is."""
+        """Whether every table equals its source."""
         return all(verdict.equal for verdict in self.verdicts)
 
     @property
     def exit_code(self) -> int:
-        """Of the demo."""
+        """The exit code of the demo."""
         return 0 if self.equal else 1
 
     @property
     def changes_per_second(self) -> float:
-        """Over the time in which there was something to apply."""
+        """Applied changes per second, from the start of the writers until everything was applied."""
         return self.progress.changes_applied / max(0.001, self.measured.writing + self.measured.catch_up)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The report as JSON."""
         seen, progress = self.measured, self.progress
         states = {table.name: table for table in progress.tables}
         return {
@@ -110,7 +110,7 @@ class Report:
         }
 
     def next_commands(self) -> list[tuple[str, str]]:
-        """What to try, with what it shows. All of it works without the server."""
+        """Commands to try, with descriptions. They work without the server."""
         orders, carts = (self.place.lake / "public" / name for name in ("orders", "carts"))
         by_status = f"DeltaTable('{orders}').to_pandas().groupby('status').total.agg(['count', 'sum'])"
         versions = "[DeltaTable(t, version=v).count() for v in range(DeltaTable(t).version() + 1)]"
@@ -119,14 +119,14 @@ class Report:
         return [
             ("the orders in the lake, by status", f"{python} -c {_quoted(f'{imported}; print({by_status})')}"),
             (
-                "time travel: how many carts there were at each version; you can see the TRUNCATE",
+                "time travel: the number of carts at each version; you can see the TRUNCATE",
                 f"""{python} -c {_quoted(f"{imported}; t = '{carts}'; print({versions})")}""",
             ),
-            ("the transactions, as they came", f"{log} --table products | head -n 20"),
+            ("the transactions of the change log", f"{log} --table products | head -n 20"),
         ]
 
     def print(self, console: Console) -> None:
-        """For people."""
+        """The report as text."""
         seen, progress = self.measured, self.progress
         console.print()
         console.print(self._verdicts())
@@ -140,7 +140,7 @@ class Report:
         else:
             wrong = ", ".join(verdict.name for verdict in self.verdicts if not verdict.equal)
             console.print(
-                f"[bold red]NOT EQUAL: {escape(wrong)}. This is a bug of Walmere; please report it.[/bold red]"
+                f"[bold red]NOT EQUAL: {escape(wrong)}. This is a bug in Walmere. Please report it.[/bold red]"
             )
         transactions = sum(seen.transactions.values())
         console.print()
@@ -158,11 +158,11 @@ class Report:
                 f"  started   Spark in {seen.spark_start:.1f} s, the first table in the lake after "
                 f"{seen.first_result:.1f} s; {seen.total:.0f} s in all"
             )
-        console.print(f"  files     [cyan]{escape(str(self.place.lake))}[/cyan] has the tables, Delta")
-        console.print(f"            {escape(str(self.place.config_file))} is what `walmere run` was given")
+        console.print(f"  files     [cyan]{escape(str(self.place.lake))}[/cyan] has the Delta tables")
+        console.print(f"            {escape(str(self.place.config_file))} is the configuration of `walmere run`")
         console.print()
         console.print(
-            "[bold]What to try next[/bold] (the server of the demo is gone; the lake and the change log are not)"
+            "[bold]What to try next[/bold] (the server of the demo is removed; lake and change log are still there)"
         )
         for what, command in self.next_commands():
             console.print(f"  # {what}", style="dim")
@@ -176,8 +176,8 @@ class Report:
         for verdict in self.verdicts:
             colour = "green" if verdict.equal else "bold red"
             changes = (self.progress.changes or {}).get(verdict.name, 0)
-            said = f"[{colour}]{escape(str(verdict))}[/{colour}]"
-            table.add_row(verdict.name.partition(".")[2], f"{verdict.rows:,}", f"{changes:,}", said)
+            text = f"[{colour}]{escape(str(verdict))}[/{colour}]"
+            table.add_row(verdict.name.partition(".")[2], f"{verdict.rows:,}", f"{changes:,}", text)
         return table
 
 
@@ -186,13 +186,13 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _program(name: str) -> str:
-    """A program of our environment, as short as it can be named from here."""
+    """The path of a program of this environment, relative if that is shorter."""
     program = Path(sys.executable).parent / name
     relative = os.path.relpath(program)
     return _quoted(program if relative.startswith("..") else relative)
 
 
 def _quoted(text: str | Path) -> str:
-    """For a shell; in double quotes where it can be, since there are single ones in Python."""
+    """Quote for a shell; with double quotes if possible, because the Python code has single quotes."""
     plain = shlex.quote(str(text))
     return f'"{text}"' if "'\"'\"'" in plain and not set(str(text)) & set('"$`\\!') else plain

@@ -1,13 +1,13 @@
-"""The source of the demo: a small shop, in SQL only, with what makes logical replication interesting.
+"""The source of the demo: a small shop, with tables that are difficult for logical replication.
 
     customers     a jsonb profile; ids change when accounts are renumbered
-    products      a text key that changes, a jsonb, and a manual of some kilobytes, TOASTed, which no update touches
+    products      a text key that changes, a jsonb, and a TOASTed manual of some kilobytes, which no update changes
     orders        an enum, a numeric total, a timestamp with time zone
-    order_lines   two columns in the key; follows its order by foreign key, so one UPDATE or DELETE is several changes
-    deliveries    partitioned by region, published as one table; an order that is sent elsewhere changes partition
-    carts         uuid, text[], a numeric of any precision; thrown away by TRUNCATE
+    order_lines   two columns in the key; a foreign key with CASCADE, so one UPDATE or DELETE is several changes
+    deliveries    partitioned by region, published as one table; rows move to another partition
+    carts         uuid, text[], a numeric without precision; truncated once
 
-What is loaded depends on nothing but the number of rows that was asked for.
+The loaded rows depend only on the number of rows.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ ANALYZE;
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many of each; an order has two lines, every second one a delivery."""
+    """Numbers of rows. An order has two lines, and every second order has a delivery."""
 
     customers: int
     products: int
@@ -109,19 +109,19 @@ class Sizes:
 
     @classmethod
     def of(cls, rows: int) -> Sizes:
-        """So that all tables together have about so many rows."""
+        """Sizes for about this many rows in all tables."""
         return cls(rows // 10, max(20, min(1000, rows // 100)), rows // 4, rows // 50)
 
 
 def create(connection: Connection, sizes: Sizes) -> None:
-    """Make the tables, the publication, and the rows that are there before anybody subscribes."""
+    """Create the tables and the publication, and load the first rows."""
     connection.execute("SET search_path = public")
     connection.execute(_CREATE.encode())
     connection.execute(_LOAD.format(**{name: getattr(sizes, name) for name in Sizes.__slots__}).encode())
 
 
 def count(connection: Connection) -> int:
-    """The rows of all tables."""
+    """Count the rows of all tables."""
     union = " UNION ALL ".join(f"SELECT count(*) FROM {SCHEMA}.{name}" for name in KEYS)  # noqa: S608
     [(rows,)] = connection.execute(f"SELECT sum(count)::bigint FROM ({union}) AS t".encode())  # noqa: S608
     return int(rows)

@@ -1,8 +1,8 @@
-"""The subscription: `walmere run --json` as a child, as a user would start it, and what it says of itself.
+"""The subscription of the demo: `walmere run --json` as a child process, and its reports.
 
-It has a session of its own, so that Ctrl-C in the terminal comes to the demo alone, which then ends it and sees that
-everything in its process group is gone: Spark's JVM is no child of ours. (Spark's Python workers have groups of their
-own and end with the JVM.) What it and Spark write to stderr goes to a file, and not across the display.
+It has its own session, so that Ctrl-C in the terminal is sent only to the demo. The demo then ends it, and checks that
+all processes of its group have ended, because Spark's JVM is not a child of the demo. (Spark's Python workers have
+their own groups and end with the JVM.) Its stderr, with that of Spark, is written to a file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from walmere.errors import WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.subscription.state import Phase, TableState, from_json
 
-_ENDING: Final = 15.0
-"""Seconds to end in, when asked to."""
-_AFTERMATH: Final = 5.0
-"""And for the JVM, after that."""
+_STOP_TIMEOUT: Final = 15.0
+"""Seconds that `walmere run` has to end."""
+_JVM_TIMEOUT: Final = 5.0
+"""Seconds that the JVM has to end after that."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What the subscription has said last."""
+    """The last line of `walmere run --json`."""
 
     time: float = 0.0
     applied: Lsn = INVALID_LSN
@@ -42,44 +42,44 @@ class RunReport:
 
     @classmethod
     def parse(cls, line: bytes) -> RunReport:
-        """Read a line."""
-        said: dict[str, Any] = json.loads(line)
-        tables = tuple(from_json(each) for each in said["tables"])
-        changes = {each["name"]: each["changes"] for each in said["tables"]}
-        return cls(said["time"], Lsn.parse(said["applied_lsn"] or "0/0"), tables, changes)
+        """Parse a line."""
+        content: dict[str, Any] = json.loads(line)
+        tables = tuple(from_json(table) for table in content["tables"])
+        changes = {table["name"]: table["changes"] for table in content["tables"]}
+        return cls(content["time"], Lsn.parse(content["applied_lsn"] or "0/0"), tables, changes)
 
     @property
     def started(self) -> bool:
-        """Whether Spark is there."""
+        """Whether Spark has started."""
         return self.time > 0
 
     @property
     def copied(self) -> bool:
-        """Whether all tables are."""
+        """Whether all tables are copied."""
         return bool(self.tables) and all(table.phase.copied for table in self.tables)
 
     @property
     def ready(self) -> bool:
-        """Whether all tables follow together."""
+        """Whether all tables are in the phase ready."""
         return bool(self.tables) and all(table.phase is Phase.READY for table in self.tables)
 
     @property
     def rows_copied(self) -> int:
-        """Of all tables."""
+        """Copied rows of all tables."""
         return sum(table.rows_copied for table in self.tables)
 
     @property
     def changes_applied(self) -> int:
-        """To all tables."""
+        """Applied changes of all tables."""
         return sum((self.changes or {}).values())
 
     def includes(self, lsn: Lsn) -> bool:
-        """Whether everything before it is in every table."""
+        """Whether everything before the LSN is in every table."""
         return self.copied and self.applied >= lsn and all(table.applied_lsn >= lsn for table in self.tables)
 
 
 class MirrorProcess:
-    """The child, from when the context is entered until it is left."""
+    """The child process. It runs while the context is open."""
 
     def __init__(self, config_file: Path, log: Path) -> None:
         self._command = [sys.executable, "-m", "walmere", "run", "-c", str(config_file), "--json"]
@@ -107,36 +107,38 @@ class MirrorProcess:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.end()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ENDING)
+            self._process.wait(_STOP_TIMEOUT)
         if self._process.poll() is None or not self._group_ended():
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def end(self) -> None:
-        """Ask it to end, and do not wait."""
+        """Send SIGTERM, and do not wait."""
         if not self._ending and self._process.poll() is None:
             self._process.terminate()
         self._ending = True
 
     def check(self) -> None:
-        """Raise what ended it, if it ended before it was asked to."""
+        """Raise the error of the process if it has ended without `end`."""
         if self._ending or self._process.poll() is None:
             return
-        said = self._log.read_text(errors="replace")
-        _, found, last = said.rpartition("walmere: ")
-        wrong, _, hint = (last if found else said[-1000:]).strip().partition("\n  hint: ")
+        text = self._log.read_text(errors="replace")
+        _, found, last = text.rpartition("walmere: ")
+        wrong, _, hint = (last if found else text[-1000:]).strip().partition("\n  hint: ")
         code = self._process.returncode
-        raise WalmereError("running the subscription", wrong or f"it ended with {code}", hint or f"see {self._log}")
+        raise WalmereError(
+            "running the subscription", wrong or f"it ended with exit code {code}", hint or f"see {self._log}"
+        )
 
     def _listen(self, lines: IO[bytes]) -> None:
         with lines:
             for line in lines:
-                if line.startswith(b"{"):  # the JVM has the same stdout, and may have something to say
+                if line.startswith(b"{"):  # the JVM writes to the same stdout
                     self.progress = RunReport.parse(line)
 
     def _group_ended(self) -> bool:
-        deadline = time.monotonic() + _AFTERMATH
+        deadline = time.monotonic() + _JVM_TIMEOUT
         while time.monotonic() < deadline:
             try:
                 os.killpg(self._process.pid, 0)
@@ -147,5 +149,5 @@ class MirrorProcess:
 
 
 def own_environment() -> dict[str, str]:
-    """Ours, without what would lead to another source or another lake: the demo's are its own."""
+    """The environment without variables that would select another source or lake."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("WALMERE_", "PG"))}

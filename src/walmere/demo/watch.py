@@ -1,4 +1,4 @@
-"""Watching: what the subscription says and where the source is, several times a second, onto the display."""
+"""Reads the progress of the subscription and the position of the source ten times a second, for the display."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from walmere.subscription.state import Phase
 
 _TICK: Final = 0.1
 _WINDOW: Final = 5.0
-"""Seconds that a rate on the display is about."""
+"""Seconds over which a rate on the display is measured."""
 _STUCK_AFTER: Final = 120.0
-"""Seconds without any progress after which something must be wrong."""
+"""Seconds without progress after which the demo fails."""
 
 
 class Watch:
-    """Looks on until something has come to pass, and notes when."""
+    """Watches the subscription until a condition is met, and records times."""
 
     def __init__(
         self, subscriber: MirrorProcess, connection: Connection, display: Display, measured: Measured, began: float
@@ -44,17 +44,17 @@ class Watch:
         self._finishing = False
 
     def until(self, doing: str, happened: Callable[[RunReport], bool]) -> None:
-        """Watch until the subscription has come so far."""
+        """Watch until `happened` is true of the progress."""
         while not happened(self._look(doing)):
             time.sleep(_TICK)
 
-    def seen_enough(self, written: float, seconds: float) -> bool:
-        """Whether the writers may stop: on a slow machine a little later, so that there is something to be followed."""
+    def writers_may_stop(self, written: float, seconds: float) -> bool:
+        """Whether the writers may stop. On a slow machine they run longer, so that changes are applied meanwhile."""
         following = 0.0 if self._ready is None else time.monotonic() - self._ready
         return written >= seconds and (following >= seconds / 4 or written >= 2 * seconds)
 
     def end_of_writing(self) -> Lsn:
-        """Where all that was written ends. Something has to follow it, else nobody would be told that it is over."""
+        """The LSN after everything that was written. A message after it lets the applied LSN get past it."""
         self._finishing = True
         end = catalog.insert_position(self._connection)
         self._connection.execute("SELECT pg_catalog.pg_logical_emit_message(true, 'walmere demo', 'that was all')")
@@ -92,7 +92,7 @@ class Watch:
             )
         )
         if self._measured.first_result is None and any(table.phase.copied for table in progress.tables):
-            self._measured.first_result = time.time() - self._subscriber.began  # now it is on the screen
+            self._measured.first_result = time.time() - self._subscriber.began  # set after it was shown
         return progress
 
     def _note(self, progress: RunReport, lag: float) -> None:
@@ -113,5 +113,5 @@ class Watch:
             self._seen = (progress, now)
         elif now - since > _STUCK_AFTER:
             raise WalmereError(
-                doing, f"nothing has moved for {_STUCK_AFTER:.0f} s", "see run.log in the demo's directory"
+                doing, f"there was no progress for {_STUCK_AFTER:.0f} s", "see run.log in the demo's directory"
             )

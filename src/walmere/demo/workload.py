@@ -1,9 +1,8 @@
-"""The live workload: two writers, each with its own half of the keys, so that they never wait for each other.
+"""The workload: two writers, each with its own half of the keys, so that they never wait for each other.
 
-A writer does one transaction after the other, at a steady pace, each of a kind drawn with a seed of its own. What they
-do is what replication gets wrong most easily: keys that change (with TOASTed values that stay, with rows that follow by
-foreign key), rows that move to another partition, deletes, transactions that are rolled back, and in the middle of the
-run one TRUNCATE, with new rows right behind it.
+A writer runs one transaction after the other at a constant rate. The kind of each is random, with a fixed seed. They
+cover what is difficult for replication: keys that change (with unchanged TOASTed values, with ON UPDATE CASCADE), rows
+that move to another partition, deletes, transactions that are rolled back, and one TRUNCATE with inserts after it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from walmere.publisher.connect import Connection, connect, translate_errors
 
 WRITERS: Final = 2
 RATE: Final = 125.0
-"""Transactions per second of each writer, if the machine can."""
+"""Transactions per second of each writer, if the machine is fast enough."""
 _FRESH: Final = 10_000_000
 _SEED: Final = 18
 
 
 class LoadWriter(threading.Thread):
-    """One connection."""
+    """A writer, with its own connection."""
 
     def __init__(self, number: int, source: Source, sizes: Sizes, truncate_after: float, stopping: threading.Event):
         super().__init__(name=f"writer {number}", daemon=True)
@@ -64,7 +63,7 @@ class LoadWriter(threading.Thread):
         }
 
     def run(self) -> None:
-        """Write until told to stop."""
+        """Write until `stopping` is set."""
         try:
             with (
                 closing(connect(self._source, self.name)) as connection,
@@ -79,7 +78,7 @@ class LoadWriter(threading.Thread):
         kinds, weights = list(self._kinds), list(self._kinds.values())
         begin = due = time.monotonic()
         while not self._stopping.wait(max(0.0, due - time.monotonic())):
-            due = max(due + 1 / RATE, time.monotonic() - 1)  # a writer that was held up does not make up for all of it
+            due = max(due + 1 / RATE, time.monotonic() - 1)  # after a delay, catch up by one second at most
             [kind] = self._random.choices(kinds, weights)
             if self._number == 0 and not self.done["truncate"] and time.monotonic() - begin >= self._truncate_after:
                 kind = self._truncate
@@ -95,7 +94,7 @@ class LoadWriter(threading.Thread):
         return self._random.choice(of)
 
     def _take(self, of: list[int]) -> int:
-        """One that is then no longer there."""
+        """Remove and return a random element."""
         index = self._random.randrange(len(of))
         of[index], of[-1] = of[-1], of[index]
         return of.pop()
@@ -204,7 +203,7 @@ class LoadWriter(threading.Thread):
 
 
 class Writers:
-    """All writers, from when the context is entered until it is left."""
+    """All writers. They run while the context is open."""
 
     def __init__(self, source: Source, sizes: Sizes, truncate_after: float) -> None:
         self._stopping = threading.Event()
@@ -222,11 +221,11 @@ class Writers:
 
     @property
     def done(self) -> Counter[str]:
-        """Transactions, by what they did."""
+        """The number of transactions by kind."""
         return sum((writer.done for writer in self._writers), Counter())
 
     def check(self) -> None:
-        """Raise what ended a writer, if something did."""
+        """Raise the error of a writer that has failed."""
         for writer in self._writers:
             if writer.error is not None:
                 raise writer.error
