@@ -277,7 +277,7 @@ def _problem(detail: dict[str, Any], variables: Mapping[tuple[str, ...], str]) -
     where = variables.get(detail["loc"][:2]) or ".".join(str(part) for part in detail["loc"])
     match detail["type"]:
         case "extra_forbidden":
-            return f"{where} is not a key that Walmere knows"
+            return f"{where} is not a key of the configuration"
         case "missing":
             return f"{where} is missing"
         case "tuple_type":

@@ -11,8 +11,8 @@ was current when it arrived. The rules follow pgoutput (`get_rel_sync_entry`, `s
   After Stream Commit (or Commit Prepared) it is valid for all, because the server does not send it again.
 - When a subtransaction rolls back, the server sends all definitions of the stream again with the next row. So the
   definitions of the subtransaction are dropped, and its DDL has no effect.
-- A transaction prepared whole (Begin Prepare) is not a stream. What is said in it, the server takes as sent at once,
-  and does not repeat even if it is rolled back: give no xid for it.
+- A transaction that is prepared without a stream (Begin Prepare) is not a stream. The server does not repeat its
+  definitions, even if it is rolled back: pass no xid for it.
 
 The xid of these methods is that of the top-level transaction, as Stream Start has it. The subtransaction's is in the
 message.

@@ -110,15 +110,15 @@ def wal_status(connection: Connection, source: Source) -> Check:
     if found is None:
         return ""
     what = f"replication slot {found.name} is {found.wal_status}"
-    behind = f"{what}, and retains {_size(found.retained_bytes or 0)} of WAL"
+    retained = f"{what}, and retains {_size(found.retained_bytes or 0)} of WAL"
     if found.wal_status == "lost":
         reason = f" ({found.invalidation_reason})" if found.invalidation_reason else ""
         yield problem(f"{what}{reason}: it cannot be used any more", "walmere drop -c walmere.toml  # then walmere run")
     if found.wal_status == "unreserved":
-        yield problem(f"{behind}, which the next checkpoint may remove", _keep_more(found))
+        yield problem(f"{retained}, which the next checkpoint may remove", _keep_more(found))
     if found.wal_status == "extended":
-        yield warning(f"{behind}, more than max_wal_size", "walmere receive -c walmere.toml")
-    return behind
+        yield warning(f"{retained}, more than max_wal_size", "walmere receive -c walmere.toml")
+    return retained
 
 
 def max_slot_wal_keep_size(connection: Connection, source: Source) -> Check:

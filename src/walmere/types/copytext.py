@@ -81,6 +81,6 @@ def read(data: bytes | bytearray | memoryview | pa.Buffer, names: Sequence[str])
 
 
 def _unescaped(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    for escaped, meant in _ESCAPED:
-        column = pc.replace_substring(column, escaped, meant)
+    for escaped, plain in _ESCAPED:
+        column = pc.replace_substring(column, escaped, plain)
     return column

@@ -62,7 +62,7 @@ class Float(Codec):
         values = parsed(text, self.arrow)
         if values is None:
             return None
-        for edge, meant in ((pc.is_inf(values), _INFINITE), (pc.equal(values, pa.scalar(0, self.arrow)), _ZERO)):
-            if pc.any(edge).as_py() and not pc.all(one_of(text.filter(edge), meant)).as_py():
+        for edge, texts in ((pc.is_inf(values), _INFINITE), (pc.equal(values, pa.scalar(0, self.arrow)), _ZERO)):
+            if pc.any(edge).as_py() and not pc.all(one_of(text.filter(edge), texts)).as_py():
                 return None
         return values

@@ -91,12 +91,12 @@ class Numeric(Codec):
         """Where a value has no more digits than the decimal, before and after the point."""
         data, starts, ends = flat(text)
         point: np.ndarray = pc.find_substring(text, ".").fill_null(-1).to_numpy().astype(np.int64)
-        behind = np.where(point < 0, 0, ends - starts - point - 1)
+        after = np.where(point < 0, 0, ends - starts - point - 1)
         data = np.append(data, np.zeros(2, np.uint8))  # room to look at the first two bytes of an empty value
         negative = data[starts] == ord("-")
         before = np.where(point < 0, ends - starts, point) - negative
         zero = (before == 1) & (data[starts + negative] == ord("0"))
-        fits: Mask = ((before <= self.arrow.precision - self.arrow.scale) | zero) & (behind <= self.arrow.scale)
+        fits: Mask = ((before <= self.arrow.precision - self.arrow.scale) | zero) & (after <= self.arrow.scale)
         return fits
 
     def _numbers(self, text: pa.Array) -> pa.Array | None:
