@@ -69,7 +69,7 @@ def test_a_torn_end_that_was_confirmed_is_an_error_and_nothing_is_touched(log: P
     path = log / NAME
     path.write_bytes(path.read_bytes()[:-5])
     before = contents(log)
-    with pytest.raises(ChangeLogDamaged, match=f"manifest.jsonl.* torn .* confirmed to {end}"):
+    with pytest.raises(ChangeLogDamaged, match=f"manifest.jsonl.* damaged after .* confirmed to {end}"):
         begin_log(log, end)
     assert contents(log) == before
 
@@ -119,7 +119,7 @@ def test_another_version_is_refused_by_reader_and_writer(log: Path) -> None:
     header = json.loads(first[9:])
     path.write_bytes(line({**header, "version": 2}) + rest)
     before = contents(log)
-    with pytest.raises(ChangeLogVersion, match="version 2, this Walmere reads version 1"):
+    with pytest.raises(ChangeLogVersion, match="version 2, this version of Walmere reads format version 1"):
         read(log)
     with pytest.raises(ChangeLogVersion):
         begin_log(log)

@@ -134,7 +134,7 @@ def test_from_an_lsn_on(path: Path, log: Config) -> None:
     assert [each["commit_lsn"] for each in lines(path, "--from", commits[4])] == commits[4:]
     early = walmere("log", "-c", path, "--from", "0/1")
     assert early.returncode == 1
-    assert "what was before has been removed" in early.stderr
+    assert "earlier changes have been removed" in early.stderr
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
@@ -197,5 +197,5 @@ def test_a_log_dropped_under_a_follower_ends_it(path: Path, log: Config, tmp_pat
         eventually(lambda: "beside" in output.read_text(), why=output.read_text)
         assert walmere("drop", "-c", path).returncode == 0
         assert process.wait(10) == 1
-    assert "there is none" in output.read_text()
+    assert "there is no change log" in output.read_text()
     assert "Traceback" not in output.read_text()

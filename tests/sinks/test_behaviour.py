@@ -293,7 +293,7 @@ def test_an_unchanged_value_goes_along_with_a_changed_key(target: Target) -> Non
 
 def test_an_unchanged_value_of_a_row_that_is_lost_is_refused(target: Target) -> None:
     begin(target.sink, row(1))
-    with pytest.raises(SinkMismatch, match="does not have 1 of the rows"):
+    with pytest.raises(SinkMismatch, match="does not have 1 of the updated rows"):
         do(target.sink, update(5, note=UNCHANGED), update(1, note=UNCHANGED))
     expect(target, row(1), lsn=100)
 

@@ -435,7 +435,7 @@ def test_a_definition_that_changes_ends_the_query_and_its_next_start_has_it(
 
 WRONG: list[tuple[dict[str, str], str]] = [
     ({}, r"not said what to read(?s:.*)directory(?s:.*)dsn, publications and slot"),
-    ({"directory": "/nonexistent", "table": "t"}, r"change log in /nonexistent/changelog: there is none"),
+    ({"directory": "/nonexistent", "table": "t"}, r"change log in /nonexistent/changelog: there is no change log"),
     ({"slot": "s"}, r"not dsn and publications"),
     ({"directory": "{log}", "startingLsn": "soon"}, r"not an LSN(?s:.*)earliest or latest"),
     ({"directory": "{log}", "table": "missing"}, r"public.missing(?s:.*)it has public.t(?s:.*)first change"),

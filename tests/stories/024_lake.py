@@ -212,7 +212,7 @@ def test_a_table_restored_from_a_backup_or_changed_by_others_is_copied_again_if_
     shutil.copytree(tmp_path / "backup", lake(mirror) / "public" / "t")
     with caplog.at_level(logging.WARNING):
         mirror.run_once()
-    assert "commits are lost, or it was restored; it is copied again" in caplog.text
+    assert "commits were lost, or it was restored; it is copied again" in caplog.text
     mirror.assert_equal("t", "other")
     assert_points_agree(mirror)
 

@@ -166,7 +166,7 @@ def _last_truncate(batches: Sequence[pa.RecordBatch], parts: int) -> tuple[int, 
     if (counts < parts).any():
         raise NotMirrored(
             "applying a TRUNCATE to a gathered table",
-            "it empties some of the partitions, and which rows they had is not known here",
+            "it empties some of the partitions only, and the target does not have the partition of each row",
             "no action needed: the table is being copied again",
         )
     return int(points[-1][0]), int(points[-1][1])

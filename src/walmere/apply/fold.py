@@ -92,7 +92,7 @@ def fold(changes: Changes, identity: Identity, *, maybe_there: bool = False) -> 
     if any(mask is not None and mask[changes.kind == INSERT].any() for mask in changes.unchanged):
         raise NotMirrored(
             _DOING,
-            "a row came into a row filter by a change of its key, with a large value that the server did not send",
+            "a change of its key moved a row into the row filter, and the server did not send all of its TOAST values",
             "no action needed: the table is being copied again. REPLICA IDENTITY FULL avoids it",
         )
     if not len(changes) or ((changes.kind == INSERT).all() and not (maybe_there and identity.keyed)):
@@ -262,7 +262,7 @@ class _Keyed:
             sources.append(source)
             carried.append(missing)
         if self.truncate and open_ended.any():
-            raise NotMirrored(_DOING, "an UPDATE left a value alone of a row that a TRUNCATE had removed")
+            raise NotMirrored(_DOING, "an UPDATE has an unchanged TOAST value of a row that a TRUNCATE has removed")
 
         # A row that moved to a new key, but has values to fetch from the target, is no plain addition.
         is_upsert = np.arange(len(both)) < len(replaced)
@@ -320,7 +320,7 @@ def _follow(unchanged: Mask, parent: I64) -> I64:
 def _multiset(changes: Changes, identity: Identity, truncate: bool) -> Net:
     kind = changes.kind
     if ((changes.old_kind != OLD) & (kind != INSERT)).any():
-        raise NotMirrored(_DOING, "an UPDATE or DELETE of a table with REPLICA IDENTITY FULL has not its old row")
+        raise NotMirrored(_DOING, "an UPDATE or DELETE of a table with REPLICA IDENTITY FULL does not have its old row")
     tuples = _Tuples(changes, ())
     if any(mask is not None for mask in tuples.unchanged):
         raise NotMirrored(_DOING, "a value was not sent, and is not in the old row either")

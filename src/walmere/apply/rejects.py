@@ -22,9 +22,9 @@ from walmere.types.base import Codec
 def rejected_key(column: str) -> NotMirrored:
     """Two such rows would be one in the target: NULL is no key."""
     return NotMirrored(
-        f"casting column {column}, which is of the key",
+        f"casting column {column}, which is part of the key",
         "it has a value that the target's type cannot hold, such as infinity or a date BC",
-        "choose another REPLICA IDENTITY, or leave the table out of the publication",
+        "choose another REPLICA IDENTITY, or remove the table from the publication",
     )
 
 

@@ -23,15 +23,15 @@ def compare(
 ) -> Behind | None:
     """Compare a table with the version that we made last, and the LSN in it. None: it has all that it should have."""
     if found is None:
-        return Behind("its Delta table is not there any more", None)
+        return Behind("its Delta table no longer exists", None)
     if version is None:
         return None  # an earlier version of Walmere has not recorded it
     its = found.lsn or INVALID_LSN
     if its < lsn:
-        why = f"its Delta table is at LSN {its}, but {lsn} was committed to it: commits are lost, or it was restored"
+        why = f"its Delta table is at LSN {its}, but {lsn} was committed to it: commits were lost, or it was restored"
         return Behind(why, found, its or None)
     if found.version < version:
-        why = f"its Delta table is at version {found.version}, but {version} was committed: commits are lost"
+        why = f"its Delta table is at version {found.version}, but {version} was committed: commits were lost"
         return Behind(why, found)
     if found.version > version and (what := changed_by_others(version, found.version)) is not None:
         return Behind(f"another program has changed rows of its Delta table ({what})", found)

@@ -138,10 +138,10 @@ class Assembly:
         kind = kind[: stop - at]
         begins = np.flatnonzero(kind == _BEGIN)
         if len(begins) != len(commits) or begins[0] or (begins[1:] != commits[:-1] + 1).any():
-            raise _unexpected(s, at, "where transactions should begin and end in turn")
+            raise _unexpected(s, at, "where Begin and Commit should alternate")
         final_lsn, commit_time, xid = s.u64(1, begins + at), s.i64(9, begins + at), s.u32(17, begins + at)
         if (s.u64(2, commits + at) != final_lsn).any():
-            raise _unexpected(s, at, "with a Commit that is not the one its Begin announced")
+            raise _unexpected(s, at, "with another commit LSN than its Commit")
         of = np.cumsum(kind == _BEGIN) - 1  # each message's transaction
         known = int(np.searchsorted(final_lsn, self.position))  # the log has these
         relation, version, truncates, origins = self._describe(s, slice(at, stop), None)
@@ -345,7 +345,7 @@ class Assembly:
                     self._abort(message.xid)
                     self._streams[message.xid] = _Spool(message.xid, streamed=True)
                 elif message.xid not in self._streams:
-                    raise _unexpected(s, at, f"for transaction {message.xid}, whose first part never came")
+                    raise _unexpected(s, at, f"for transaction {message.xid}, whose first part was not received")
                 self._stream = self._streams[message.xid]
             case m.StreamCommit():
                 spool = self._streamed(s, at, message.xid)
@@ -399,7 +399,7 @@ class Assembly:
             raise ProtocolError(
                 "receiving Commit Prepared",
                 f"the change log has no prepared transaction {commit.gid!r}",
-                "the slot and the log do not belong together: `walmere drop`, then begin anew",
+                "slot and change log do not belong together: run `walmere drop`, then start the subscription again",
             )
         self.position = commit.end_lsn
         self._writer.append_record(
@@ -465,8 +465,8 @@ def _begin(s: Scan, at: int) -> m.Begin:
 
 def _unexpected(s: Scan, at: int, where: str) -> ProtocolError:
     return ProtocolError(
-        "putting the stream together",
+        "assembling transactions from the stream",
         f"a message of kind {chr(int(s.kind[at]))!r} came {where}",
-        "this is a bug of Walmere or of the server's output plugin: please report it",
+        "this is a bug in Walmere or in the server's output plugin: please report it",
         offset=int(s.start[at]),
     )

@@ -157,13 +157,13 @@ class Manifest:
             self._file: BinaryIO = self.path.open("rb")
         except FileNotFoundError:
             raise ChangeLogDamaged(
-                f"opening the change log in {directory}", "there is none", "`walmere receive` makes it"
+                f"opening the change log in {directory}", "there is no change log", "`walmere receive` creates it"
             ) from None
         self.position = 0
         try:
             line = self._line()
             if line is None:
-                raise self._damaged("its first line is torn")
+                raise self._damaged("its first line is incomplete")
             self.header = _header(self.path, line)
         except BaseException:
             self._file.close()
@@ -206,7 +206,7 @@ class Manifest:
 
     def _damaged(self, wrong: str) -> ChangeLogDamaged:
         return ChangeLogDamaged(
-            f"reading the manifest {self.path}", wrong, "`walmere drop`, and begin the subscription anew"
+            f"reading the manifest {self.path}", wrong, "run `walmere drop`, then start the subscription again"
         )
 
 
@@ -310,8 +310,8 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
     if content["version"] != VERSION:
         raise ChangeLogVersion(
             f"opening {path}",
-            f"the change log has format version {content['version']}, this Walmere reads version {VERSION}",
-            "use the Walmere that wrote it, or a newer one",
+            f"it has format version {content['version']}, this version of Walmere reads format version {VERSION}",
+            "use the version of Walmere that wrote it, or a newer one",
         )
     return Header(
         content["system_identifier"],
@@ -370,5 +370,5 @@ def parse_entry(content: dict[str, Any]) -> Entry:
         case "position":
             return Position(end_lsn, last_sequence)
     raise ChangeLogVersion(
-        "reading the manifest", f"it has an entry of an unknown kind, {kind!r}", "use a newer Walmere"
+        "reading the manifest", f"it has an entry of an unknown kind, {kind!r}", "use a newer version of Walmere"
     )

@@ -218,8 +218,9 @@ class Planner:
     def _removed(self, position: Lsn) -> ChangesRemoved:
         return ChangesRemoved(
             f"reading the change log in {self._directory} from {position}",
-            f"it begins at {self.start_lsn}; what was before has been removed",
-            "`walmere drop`, then begin anew; subscription.keep_seconds says how long the log is kept",
+            f"the log begins at {self.start_lsn}; earlier changes have been removed",
+            "run `walmere drop`, then start the subscription again; "
+            "subscription.keep_seconds sets how long the log is kept",
         )
 
     def _forget(self, before: Lsn) -> None:

@@ -79,7 +79,8 @@ class Reader:
         """
         if INVALID_LSN < start < self._end:
             raise ChangeLogError(
-                f"reading the change log from {start}", f"it begins at {self._end}; what was before has been removed"
+                f"reading the change log from {start}",
+                f"the log begins at {self._end}; earlier changes have been removed",
             )
         while True:
             replaced = self._manifest.replaced()  # asked first: the old file does not grow any more, so read it out
@@ -103,8 +104,8 @@ class Reader:
         begins = self._manifest.header.start_lsn
         if begins > self._end:
             raise ChangeLogError(
-                f"reading the change log in {self._directory} on from {self._end}",
-                f"it begins at {begins} now; what was before has been removed",
+                f"reading the change log in {self._directory} from {self._end}",
+                f"the log now begins at {begins}; earlier changes have been removed",
             )
 
     def _of(self, entry: Record, start: Lsn, wanted: Wanted | None) -> Iterator[LoggedTransaction]:
@@ -165,8 +166,8 @@ class Reader:
                 raise
             raise ChangeLogError(
                 f"reading the change log in {self._directory}",
-                f"{segment.file} has been removed meanwhile, because its keep time is over",
-                "raise subscription.keep_seconds, or begin to read later in the log",
+                f"{segment.file} has been removed: its retention time is over",
+                "increase subscription.keep_seconds, or start to read at a later LSN",
             ) from None
 
     def _is_wanted(self, block: Block, wanted: Wanted) -> bool:

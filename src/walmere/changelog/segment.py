@@ -271,6 +271,6 @@ def damaged(path: Path, wrong: str) -> ChangeLogDamaged:
     return ChangeLogDamaged(
         f"reading segment {path}",
         wrong,
-        "the receiver fetches it again at its next start if the slot has not been confirmed past it yet; "
-        "otherwise `walmere drop` and begin anew",
+        "the receiver receives it again at its next start, if the slot has not been confirmed past it; "
+        "otherwise run `walmere drop`, then start the subscription again",
     )

@@ -96,7 +96,7 @@ class Writer:
             raise ChangeLogError(
                 f"writing the change log in {self.directory}",
                 f"{failure}",
-                "nothing was confirmed that is not durable; make room or repair the disk, and start again",
+                "make room or repair the disk, then start again; nothing was confirmed that is not durable",
             ) from failure
 
     def define(self, definition: Entry) -> None:
@@ -284,8 +284,8 @@ def _recover(directory: Path, confirmed: Lsn) -> Summary:
         if torn:
             raise ChangeLogDamaged(
                 f"reading the manifest {path}",
-                f"its end is torn after {summary.end_lsn}, and the slot has been confirmed to {confirmed}",
-                "`walmere drop`, and begin the subscription anew",
+                f"it is damaged after {summary.end_lsn}, but the slot has been confirmed to {confirmed}",
+                "run `walmere drop`, then start the subscription again",
             )
         return summary  # the receiver refuses to go on
     if torn:
@@ -336,8 +336,8 @@ def header_of(directory: Path) -> Header | None:
         if directory.exists() and any(name.endswith(SUFFIX) for name in _data_files(directory)):
             raise ChangeLogDamaged(
                 f"opening the change log in {directory}",
-                f"there are segments, but no {manifest.NAME}: nobody knows what they are",
-                "bring it back; or `walmere drop`, and begin the subscription anew",
+                f"there are segments, but no {manifest.NAME} that describes them",
+                f"restore {manifest.NAME}; or run `walmere drop`, then start the subscription again",
             )
         return None
     with Manifest(directory) as source:

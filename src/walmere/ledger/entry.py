@@ -183,7 +183,7 @@ def parse(content: bytes, where: str) -> Points:
     return Points(lines, header["keep_seconds"], torn=torn)
 
 
-_REMEDY: Final = "delete the file: a run makes it anew, and older points cannot be read any more"
+_REMEDY: Final = "delete the file: `walmere run` creates it again; older points can no longer be read"
 
 
 def _header(doing: str, text: bytes) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _header(doing: str, text: bytes) -> dict[str, Any]:
     except (ValueError, AttributeError):
         raise ChangeLogDamaged(doing, "this is not a ledger", _REMEDY) from None
     if not known:
-        raise ChangeLogVersion(doing, "it has no format version; an early Walmere has written it", _REMEDY)
+        raise ChangeLogVersion(doing, "it has no format version; an early version of Walmere wrote it", _REMEDY)
     check_version(doing, header)
     return header
 
@@ -203,8 +203,8 @@ def check_version(doing: str, content: Mapping[str, Any]) -> None:
     if content.get("version") != VERSION:
         raise ChangeLogVersion(
             doing,
-            f"it has format version {content.get('version')}, this Walmere reads version {VERSION}",
-            "use the Walmere that wrote it, or a newer one",
+            f"it has format version {content.get('version')}, this version of Walmere reads format version {VERSION}",
+            "use the version of Walmere that wrote it, or a newer one",
         )
 
 
@@ -216,7 +216,7 @@ def parse_time(text: str | None) -> int | None:
 def _line(content: Mapping[str, Any]) -> _Line:
     began = parse_time(content["began"])
     if began is None:
-        raise ValueError("a point has a time")
+        raise ValueError("a point must have a time")
     return _Line(
         Lsn.parse(content["lsn"]),
         parse_time(content["commit_time"]),

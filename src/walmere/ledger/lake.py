@@ -86,8 +86,8 @@ class LakeLedger:
         self._directory.replace(LATEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
     def _failed(self, error: OSError) -> SinkError:
-        doing = f"publishing the newest point in {self._directory.location}"
-        return SinkError(doing, str(error), "see that it can be written")
+        doing = f"writing the newest point to {self._directory.location}"
+        return SinkError(doing, str(error), "make sure that the directory is writable")
 
 
 def read_owner(directory: Directory) -> Owner | None:
@@ -109,4 +109,4 @@ def read_latest(directory: Directory) -> Entry | None:
         versions = {str(TableName(each["schema"], each["name"])): each["version"] for each in content["tables"]}
         return Entry(Lsn.parse(content["lsn"]), points.parse_time(content["commit_time"]), versions)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ChangeLogDamaged(doing, "this is not a point", "a run writes it anew") from None
+        raise ChangeLogDamaged(doing, "this is not a point of a ledger", "`walmere run` writes it again") from None

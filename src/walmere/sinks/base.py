@@ -252,4 +252,4 @@ def full_or(error: WalmereError, said: str = "") -> WalmereError:
     if full is None:
         return error
     wrong = error.wrong if _DISK_FULL.search(error.wrong) else full[0]
-    return SinkFull("writing to the target", wrong, "make room there; the changes wait in the change log")
+    return SinkFull("writing to the target", wrong, "make room there; until then, the changes stay in the change log")

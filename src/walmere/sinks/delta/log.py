@@ -24,7 +24,7 @@ def changed_by_others(directory: Directory, after: int, upto: int) -> str | None
     for version in range(after + 1, upto + 1):
         content = directory.read(f"_delta_log/{version:020d}.json")
         if content is None:
-            return f"version {version}, which is not in its log any more"
+            return f"version {version}, which is no longer in its log"
         operation = _foreign_change(content)
         if operation is not None:
             return f"version {version}, {operation}"

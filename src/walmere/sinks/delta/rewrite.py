@@ -225,9 +225,9 @@ class _Rewriting:
 
 def _lost(count: int) -> SinkMismatch:
     return SinkMismatch(
-        "applying updates that leave large values alone",
-        f"the target does not have {count} of the rows they belong to",
-        "somebody else has changed the table; let the subscription copy it again",
+        "applying updates with unchanged TOAST values",
+        f"the target does not have {count} of the updated rows",
+        "another program has changed the table; let the subscription copy it again",
     )
 
 

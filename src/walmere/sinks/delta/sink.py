@@ -115,7 +115,9 @@ class DeltaSink:
         if "://" not in self.path:
             if "%" in self.path:
                 raise ConfigError(
-                    f"writing Delta tables to {self.path}", "deltalake cannot take a % in a path", "choose another path"
+                    f"writing Delta tables to {self.path}",
+                    "deltalake does not support % in a path",
+                    "choose another path",
                 )
             object.__setattr__(self, "path", os.path.abspath(self.path))  # noqa: PTH100
 
@@ -151,14 +153,16 @@ class DeltaSink:
                 )
             except DeltaError as error:
                 if self._find(table) is None:  # else another attempt was faster
-                    raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
+                    raise SinkError(doing, str(error), f"make sure that {self.path} is writable") from error
             self._directory(table).sync("_delta_log", "", "..", "../..")
         self.claim(table)
         there = self._open(table)
         ours = there.transaction_version(self.app_id) is not None or not there.file_uris()
         if not ours and there.schema().to_json() != wanted.to_json():
             raise SinkMismatch(
-                doing, f"there is one of somebody else's, with other columns, at {location}", "move it away"
+                doing,
+                f"there is a table with other columns at {location}, which Walmere did not write",
+                "move it to another directory",
             )
         return there.version()
 
@@ -188,10 +192,10 @@ class DeltaSink:
             except CommitFailedError:
                 continue
             except DeltaError as error:
-                raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
+                raise SinkError(doing, str(error), f"make sure that {self.path} is writable") from error
             self._directory(table).sync(f"_delta_log/{opened.version():020d}.json", "_delta_log")
             return other
-        raise SinkConflict(doing, f"others committed in between, {_ATTEMPTS} times in a row")
+        raise SinkConflict(doing, f"another program committed first, {_ATTEMPTS} times in a row")
 
     def standing(self, table: TableName) -> Standing | None:
         """Where a table is; None if there is none."""
@@ -246,7 +250,7 @@ class DeltaSink:
         Columns without values at the end are a matter of the log alone. All else writes every file anew, one item each:
         a column that was only taken out of the log would come back with its values, if one of its name was added later.
         """
-        doing = f"giving the Delta table {table} other columns"
+        doing = f"changing the columns of the Delta table {table}"
         _require_different_names(doing, schema)
         opened = self._open(table)
         self._require_ours(table, opened)
@@ -261,14 +265,14 @@ class DeltaSink:
             try:
                 opened.alter.add_columns(added)
             except DeltaError as error:
-                raise SinkError(doing, str(error), f"see that {self.path} can be written") from error
+                raise SinkError(doing, str(error), f"make sure that {self.path} is writable") from error
             self._directory(table).sync(f"_delta_log/{opened.version():020d}.json", "_delta_log")
             return opened.version()
         restage = functools.partial(self._restage, table, arrow_schema(opened), schema, tuple(values))
         staged = [file for some in run(restage, files_of(opened)[0]) for file in some]
         version = self._try_commit(table, opened, _Change(staged, (), OVERWRITE, schema), None)
         if version is None:
-            raise SinkConflict(doing, "another program committed meanwhile")
+            raise SinkConflict(doing, "another program committed at the same time")
         return version
 
     def _restage(
@@ -398,10 +402,10 @@ class DeltaSink:
             theirs = None if self.owner is None or self.take_over else read_owner(place)
         except OSError as error:
             raise SinkError(
-                f"looking at the lake in {self.path}", str(error), "see that it is a directory that can be written"
+                f"reading the lake at {self.path}", str(error), "make sure that it is a writable directory"
             ) from error
         if self.owner is not None and theirs is not None and not self.owner.same(theirs):
-            doing = f"publishing points in {place.location}"
+            doing = f"writing points to {place.location}"
             raise owned_by_another(doing, f"the name {subscription}", theirs)
         if self.owner is not None and self.owner.known and self.take_over:
             LakeLedger(place, subscription, _path, self.keep_seconds).own(self.owner)
@@ -451,14 +455,14 @@ class DeltaSink:
             raise SinkMismatch(
                 f"opening the Delta table {table}",
                 f"its log in {self.location(table)}/_delta_log cannot be read: {str(error).partition(chr(10))[0]}",
-                "repair it, or move the table's directory away: then the table is copied again",
+                "repair the log; or move the table's directory, then the table is copied again",
             ) from None
         name = opened.metadata().name
         if name is not None and name != str(table):
             raise SinkMismatch(
                 f"opening the Delta table {table}",
-                f"its directory {self.location(table)} has the table {name}",
-                "the file system does not tell capitals apart: rename one of the tables, or choose another path",
+                f"its directory {self.location(table)} contains the table {name}",
+                "the file system ignores case: rename one of the tables, or choose another path",
             )
         return opened
 
@@ -467,7 +471,7 @@ class DeltaSink:
         if opened is None:
             raise SinkMismatch(
                 f"opening the Delta table {table}",
-                f"there is none at {self.location(table)}",
+                f"there is no table at {self.location(table)}",
                 "let the subscription copy the table again",
             )
         return opened
@@ -478,7 +482,7 @@ class DeltaSink:
     def _rewritten(self, table: TableName, opened: DeltaTable, net: Net, identity: Identity) -> _Change:
         if opened.metadata().partition_columns:
             raise SinkMismatch(
-                f"applying changes to {table}", "the Delta table is partitioned", "make it anew, without"
+                f"applying changes to {table}", "the Delta table is partitioned", "create it again, without partitions"
             )
         files, bounds = files_of(opened)
         old = Files(self._directory(table), arrow_schema(opened), files, bounds, self.file_size)
@@ -500,7 +504,7 @@ class DeltaSink:
                 return version
         raise SinkConflict(
             f"committing to the Delta table {table}",
-            f"others committed in between, {_ATTEMPTS} times in a row",
+            f"another program committed first, {_ATTEMPTS} times in a row",
             "if another program writes to the table, stop it: a mirror has one writer",
         )
 
@@ -526,7 +530,7 @@ class DeltaSink:
         except CommitFailedError:
             return None
         except DeltaError as error:
-            hint = f"see that {self.path} can be written"
+            hint = f"make sure that {self.path} is writable"
             raise SinkError(f"committing to the Delta table {table}", str(error), hint) from error
         version = opened.version() + 1
         self._directory(table).sync(f"_delta_log/{version:020d}.json", "_delta_log")
@@ -568,8 +572,8 @@ def _require_different_names(doing: str, schema: pa.Schema) -> None:
     if len({name.lower() for name in schema.names}) < len(schema):
         raise SinkError(
             doing,
-            "Delta does not tell names of columns apart by capitals alone",
-            "leave one of them out of the publication, or rename it",
+            "the names of two columns differ only in case, and Delta ignores case",
+            "remove one of them from the publication, or rename it",
         )
 
 

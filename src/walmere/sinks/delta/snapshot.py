@@ -28,7 +28,9 @@ class Pinned:
         except (DeltaError, SinkMismatch) as error:
             raise self.gone(error) from error
         if self._opened.metadata().partition_columns:
-            raise LakeError(self._doing, "it is partitioned; no table of Walmere's is", "read it with `deltalake`")
+            raise LakeError(
+                self._doing, "it is partitioned; Walmere makes no partitioned tables", "read it with `deltalake`"
+            )
         self.sink = sink
         self.directory = Directory(sink.location(table), sink.storage_options)
         self._table = table
@@ -38,8 +40,8 @@ class Pinned:
     def gone(self, error: Exception) -> LakeError:
         """What there is to say if something of the version is not there."""
         said = str(error).partition("\n")[0]
-        hint = "it was kept for as long as [target] keep_seconds says; read a newer point"
-        return LakeError(self._doing, f"it is not there, or not any more: {said}", hint)
+        hint = "[target] keep_seconds sets how long versions are kept; read a newer point"
+        return LakeError(self._doing, f"this version does not exist, or has been removed: {said}", hint)
 
     def piece(self, file: DataFile) -> FilePiece:
         """For `sink.read`."""
