@@ -196,7 +196,7 @@ def test_readers_of_an_older_point_do_not_notice_a_vacuum(sink: DeltaSink) -> No
     lake = three_points(sink)
     for number in range(4, 40):
         put(sink, ORDERS, rows(number), 16 * number)
-        sink.tidy(ORDERS, sink.version(ORDERS), vacuum=True)
+        sink.maintain(ORDERS, sink.version(ORDERS), vacuum=True)
         assert [len(point.arrow("orders")) for point in lake.points()] == [1, 2, 3]
 
 

@@ -571,7 +571,7 @@ def test_a_version_that_was_published_outlives_its_replacement_and_the_tidying(t
     begin(target.sink, row(1))
     version = target.sink.version(TABLE)
     for number in range(3):
-        target.sink.tidy(TABLE, do(target.sink, update(1, count=number), lsn=200 + number), vacuum=True)
+        target.sink.maintain(TABLE, do(target.sink, update(1, count=number), lsn=200 + number), vacuum=True)
     assert target.sink.version(TABLE) > version
     assert target.sink.keep_seconds > 0
     assert same_rows(rows_of(target.read_at(TABLE, version)), [row(1)])

@@ -30,8 +30,10 @@ from walmere.names import Identity, TableName
 from walmere.owner import Owner
 from walmere.sinks.base import OVERWRITE, Sink, StagedFile
 from walmere.sinks.delta import rewrite
+from walmere.sinks.delta.maintenance import COMPACT_EVERY
 from walmere.sinks.delta.parquet import ROW_GROUP_ROWS, row_groups
-from walmere.sinks.delta.sink import APP_ID, COMPACT_EVERY, DeltaSink, quote, unquote
+from walmere.sinks.delta.sink import DeltaSink
+from walmere.sinks.delta.tables import APP_ID, quote, unquote
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -105,7 +107,7 @@ def test_the_longest_name_fits_a_file_system() -> None:
 def test_a_table_of_another_name_in_the_same_directory_is_refused(
     sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walmere.sinks.delta.sink.quote", lambda name: quote(name).lower())  # as a Mac would
+    monkeypatch.setattr("walmere.sinks.delta.tables.quote", lambda name: quote(name).lower())  # as a Mac would
     sink.create(TableName("public", "orders"), SCHEMA)
     with pytest.raises(SinkMismatch, match=r"contains the table public\.orders"):
         sink.create(TableName("public", "Orders"), SCHEMA)
@@ -285,7 +287,7 @@ def test_compacting_keeps_rows_and_lsn_and_says_that_no_data_changed(sink: Delta
 def test_tidying_joins_small_files_and_deletes_those_long_out_of_use(sink: DeltaSink) -> None:
     sink.create(TABLE, SCHEMA)
     for number in range(1, 41):
-        sink.tidy(TABLE, do(sink, Change("I", (number, "x")), lsn=number), vacuum=True)
+        sink.maintain(TABLE, do(sink, Change("I", (number, "x")), lsn=number), vacuum=True)
     assert len(files(sink)) <= COMPACT_EVERY
     on_disk = {path.name for path in Path(sink.location(TABLE)).glob("*.parquet")}
     assert len(on_disk) > 40, "somebody may still read them"

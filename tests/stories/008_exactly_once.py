@@ -31,7 +31,8 @@ from walmere.ledger.entry import Entry
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.names import TableName
-from walmere.sinks.delta.sink import APP_ID, DeltaSink
+from walmere.sinks.delta.sink import DeltaSink
+from walmere.sinks.delta.tables import APP_ID
 from walmere.spark.session import session
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription.batches import Batches

@@ -212,10 +212,10 @@ class Sink(Protocol):
         `run` runs a function over many items, somewhere else if there is much to do.
         """
 
-    def tidy(self, table: TableName, version: int, vacuum: bool = False) -> int:
-        """After a batch has made this version, see whether it is time to tidy up. The rows stay as they are.
+    def maintain(self, table: TableName, version: int, vacuum: bool = False) -> int:
+        """After a batch has made this version, compact the table if it is time to. Returns the newest version.
 
-        `vacuum`: some minutes have passed; what was replaced long ago and takes space may go.
+        The rows stay as they are. `vacuum`: some minutes have passed, so delete the files that are no longer needed.
         """
 
     def applied(self, table: TableName) -> Lsn | None:
@@ -236,7 +236,7 @@ class Sink(Protocol):
     def points(self, subscription: str) -> Sequence[Entry]:
         """The points that a subscription has published, oldest first; none if they cannot be read."""
 
-    def open_ledger(self, subscription: str, points: Iterable[Entry]) -> LedgerWriter:
+    def open_ledger(self, subscription: str, entries: Iterable[Entry]) -> LedgerWriter:
         """Begin to publish the points of a subscription, with these in place of what was published before.
 
         If there are none, what was published before stays until there is one.

@@ -1,7 +1,17 @@
-"""Files of a table, written anew without the rows that a batch removes or replaces, and with those it brings.
+"""Changes of single rows: rewrite the files that have a row which a batch removes or replaces.
 
-Nothing here commits: it says which files should go, and which, already staged, should come. The story is told in
-`walmere.sinks.delta.sink`.
+A batch that only has new rows is a new file, and is not for this module. For all other batches:
+
+1. The log has the least and greatest key of every file. Only files that can have a key of the batch are opened.
+2. The key's columns are read from these, one column after the other, as long as there are rows that may match. The
+   result is the place of every row to remove or replace, and the values that unchanged TOAST takes from the target.
+3. Files with a match are read, filtered and written, several at once, with one row group of each in memory. A replaced
+   row stays in its file, so that neighbouring keys stay together. Small files are joined.
+
+Nothing here commits. The result is the list of files to remove and of files, already staged, to add: one commit.
+
+Files with deletion vectors (Spark may have written them) are read correctly. `deltalake` cannot remove such a file by
+its name, so a batch that changes one rewrites the whole table, once.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ from deltalake.exceptions import DeltaError
 from walmere.errors import LakeError, SinkMismatch
 from walmere.names import TableName
 from walmere.sinks.delta.rewrite import DataFile, files_of
-from walmere.sinks.delta.sink import DeltaSink, FilePiece, arrow_schema
+from walmere.sinks.delta.scan import FilePiece
+from walmere.sinks.delta.schema import arrow_schema
+from walmere.sinks.delta.sink import DeltaSink
 from walmere.storage import Directory
 
 
