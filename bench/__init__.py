@@ -1,1 +1,1 @@
-"""Benchmarks: each beside the tool that marks the limit, in one run, on a server of its own."""
+"""Benchmarks. Each one compares Walmere with a limit tool, in the same run, on its own PostgreSQL server."""

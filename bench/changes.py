@@ -1,6 +1,6 @@
-"""The `pgoutput` source: typed rows from a warm change log to Spark's no-op sink, beside the same rows in Parquet.
+"""The `pgoutput` source: typed rows from a change log to Spark's no-op sink, compared with the same rows in Parquet.
 
-Run as `python -m bench.changes [--server 15] [--rounds 3] [--small]`, or with all others by `make bench`.
+Run it with `python -m bench.changes [--server 15] [--rounds 3] [--small]`, or run all with `make bench`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     """Rows per second and core, and the ratio to Parquet, on one core and on two."""
     arguments = options(__doc__).parse_args()
     transactions = 20 if arguments.small else 2000
-    report = Report("changes: log → typed rows in Spark", {"server": arguments.server, "small": arguments.small})
+    report = Report("changes", "log → typed rows in Spark", {"server": arguments.server, "small": arguments.small})
     with tempfile.TemporaryDirectory(prefix="walmere-bench-") as scratch:
         directory = Path(scratch)
         with source(arguments.server) as made:
@@ -46,7 +46,7 @@ def _measure(report: Report, cores: int, directory: Path, rows: int, rounds: int
     spark = _session(cores)
     changes = spark.read.format("pgoutput").option("table", "a1").load(str(directory / "subscription"))
     parquet = str(directory / f"parquet-{cores}")
-    changes.write.parquet(parquet)  # both ways have been gone once then
+    changes.write.parquet(parquet)  # warms up both paths
     assert spark.read.parquet(parquet).count() == rows
     _seconds(spark.read.parquet(parquet))
     ours, theirs = [], []
@@ -59,12 +59,12 @@ def _measure(report: Report, cores: int, directory: Path, rows: int, rounds: int
     name = f"{rows:,} changes to noop, local[{cores}]"
     report.value(f"{name}: typed rows/s per core", f"{rate:,.0f}", f"≥ {RATE:,}", rate >= RATE, **times)
     ratio = statistics.median(ours) / statistics.median(theirs)
-    report.value(f"{name}: time beside Parquet", round(ratio, 2), "stated", True, **times)
+    report.value(f"{name}: time compared with Parquet", round(ratio, 2), "stated", True, **times)
     spark.stop()
 
 
 def _session(cores: int) -> SparkSession:
-    """A plain one, as a user has it."""
+    """A session with Spark's defaults, as a user has it."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false")

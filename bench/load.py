@@ -1,4 +1,4 @@
-"""What the benchmarks write at the source: the same rows for receiving as for the whole way into Delta."""
+"""The rows that the benchmarks write at the source: the same for `bench.receive` and `bench.stream`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ END $$
 
 @dataclass(frozen=True)
 class Load:
-    """A table, what it holds before, and what is written to it behind a slot."""
+    """A table, its existing rows, and the changes that are written after a slot was created."""
 
     table: str
     create: str
@@ -48,14 +48,14 @@ class Load:
     fill: str
 
     def prepare(self, source: Source) -> None:
-        """The table with what it holds before, and its publication."""
+        """Create the table with its existing rows, and its publication."""
         source.sql.execute(self.create.encode())
         if self.existing:
             source.sql.execute(self.existing.encode())
         source.sql.execute(f"CREATE PUBLICATION {self.table} FOR TABLE {self.table}".encode())
 
     def backlog(self, source: Source, name: str) -> str:
-        """All of it, behind a slot of the table's name. Returns where the WAL then ends."""
+        """Create everything, and a slot with the table's name before the changes. Returns where the WAL then ends."""
         print(f"making {name} …")
         self.prepare(source)
         source.slot(self.table)
@@ -69,5 +69,5 @@ def inserts(transactions: int) -> Load:
 
 
 def mixed(rows: int, existing: int) -> Load:
-    """One-row transactions: 50% inserts, 40% updates of rows that were there, 10% deletes."""
+    """One-row transactions: 50% inserts, 40% updates of existing rows, 10% deletes."""
     return Load("a2", _MIXED, _EXISTING.format(existing=existing), _FILL_MIXED.format(rows=rows, existing=existing))

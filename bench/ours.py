@@ -1,4 +1,4 @@
-"""A subscription for benchmarks, in a Spark session that is already warm: its start-up is stated beside the bars."""
+"""A subscription for benchmarks. Spark is already running: its start-up time is reported separately."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from walmere.subscription.launcher import Launcher
 
 
 class Ours:
-    """One subscription's directory and lake."""
+    """A subscription with its directory and lake."""
 
     def __init__(self, source: Source, directory: Path, publication: str) -> None:
         self.source = source
@@ -33,7 +33,7 @@ class Ours:
         return launcher(configuration.load(file), file, on_batch=on_batch)
 
     def run(self, slot: str, end: str) -> Run:
-        """What `walmere run --until` does, without the start of Spark."""
+        """Do what `walmere run --until` does, without starting Spark."""
         began = time.perf_counter()
         self.launcher(slot).run(Lsn.parse(end))
         return Run(time.perf_counter() - began, 0, 0)
@@ -45,7 +45,7 @@ class Ours:
         return int(self.sink().open(TableName("public", table)).to_pyarrow_dataset().count_rows())
 
     def keep(self) -> Callable[[], None]:
-        """Remember all files as they are now; the function returned brings them back."""
+        """Save all files as they are now. The returned function restores them."""
         kept = self.directory.with_name(self.directory.name + ".kept")
         shutil.copytree(self.directory, kept)
 

@@ -1,7 +1,9 @@
-"""Receiving, beside pg_recvlogical: slot → durable, fsynced change log, against slot → /dev/null.
+"""Receiving, compared with pg_recvlogical: slot → fsynced change log, and slot → /dev/null.
 
-Both are whole processes, timed from start to end, start-up included, over TCP, on a backlog made before. Each run has
-a copy of the same slot. Run as `make bench-receive`, or `python -m bench.receive [--server 15] [--rounds 3] [--small]`.
+Both are processes, timed from start to end with their start-up, over TCP, on a backlog that was made before. Each run
+has a copy of the same slot.
+
+Run it with `make bench-receive`, or `python -m bench.receive [--server 15] [--rounds 3] [--small]`.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ FILL_LARGE = "INSERT INTO a3 SELECT i, md5(i::text) || md5(i::text) FROM generat
 
 @dataclass(frozen=True)
 class Bench:
-    """A source, and where to put things."""
+    """A source, a scratch directory, and the report."""
 
     source: Source
     scratch: Path
     report: Report
 
     def receive(self, slot: str, publication: str, end: str, *, streaming: bool = True) -> Run:
-        """`walmere receive --until`."""
+        """Run `walmere receive --until`."""
         with self.source.copy_of(slot) as copy:
             more = f"streaming = {str(streaming).lower()}\n"
             config = scratch_config(self.source.server, self.scratch, publication, copy, more)
@@ -39,7 +41,7 @@ class Bench:
         return run
 
     def backlog(self, name: str, bar: float, load: Load, rounds: int) -> None:
-        """Make a backlog behind a slot, then let both tools read it."""
+        """Make a backlog, then let both tools read it."""
         end = load.backlog(self.source, name)
         self.report.ratio(
             name,
@@ -52,7 +54,7 @@ class Bench:
         self.source.drop(load.table)
 
     def memory(self, rows: int) -> None:
-        """The receiver's peak memory, with a small transaction and with a large one."""
+        """Compare the receiver's peak memory for a small transaction and for a large one."""
         self.source.sql.execute(LARGE + "; CREATE PUBLICATION a3 FOR TABLE a3")
         peaks: dict[tuple[int, bool], Run] = {}
         for count, first in ((1000, 0), (rows, 1_000_000)):
@@ -77,10 +79,10 @@ class Bench:
 
 
 def main() -> None:
-    """All bars."""
+    """Run all parts."""
     arguments = options(__doc__).parse_args()
     scale = 100 if arguments.small else 1
-    report = Report("receive: slot → durable change log", {"server": arguments.server, "small": arguments.small})
+    report = Report("receive", "slot → durable change log", {"server": arguments.server, "small": arguments.small})
     with source(arguments.server) as made, tempfile.TemporaryDirectory(prefix="walmere-bench-") as directory:
         bench = Bench(made, Path(directory), report)
         transactions, rows = 2000 // scale, 300_000 // scale

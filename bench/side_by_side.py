@@ -1,4 +1,4 @@
-"""What benchmarks have in common: a server, timed processes with their peak memory, a table and JSON."""
+"""Time processes with their peak memory, compare two tools, and report the results as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Run:
 
 
 def timed(command: Sequence[str | Path], **environment: str) -> Run:
-    """Run a command to its end; one that fails ends the benchmark with what it said."""
+    """Run a command to its end. If it fails, the benchmark ends with its output."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [str(part) for part in command],
@@ -39,20 +39,21 @@ def timed(command: Sequence[str | Path], **environment: str) -> Run:
         env={**os.environ, **environment},
     )
     assert process.stdout is not None
-    said = process.stdout.read()
+    output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     process.stdout.close()
     if process.returncode:
-        sys.exit(f"{command[0]} ended with {process.returncode}:\n{said.decode(errors='replace')}")
+        sys.exit(f"{command[0]} ended with {process.returncode}:\n{output.decode(errors='replace')}")
     return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
 @dataclass
 class Report:
-    """Bars and what was seen."""
+    """The results of one benchmark, and the bars that they have to meet."""
 
+    name: str  # of the file of results
     title: str
     facts: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Report:
     def ratio(
         self, name: str, bar: float, limit_tool: str, limit: Callable[[], Run], ours: Callable[[], Run], rounds: int
     ) -> None:
-        """Run both in turn, so that noise of the machine meets both; compare their medians."""
+        """Run both in turn, so that load on the machine affects both, and compare their medians."""
         theirs, mine = [], []
         for number in range(rounds):
             theirs.append(limit())
@@ -88,15 +89,15 @@ class Report:
         self.rows.append({"bar": name, "value": value, "target": target, "met": bool(met), **more})
 
     def finish(self) -> None:
-        """Print the table and the JSON; end with 1 if a bar was missed."""
-        table = Table("bar", "limit tool, s", "ours, s", "value", "target", "", title=self.title)
+        """Print the table and the JSON, write the JSON, and exit with 1 if a bar was missed."""
+        table = Table("bar", "limit tool, s", "ours, s", "value", "target", "", title=f"{self.name}: {self.title}")
         for row in self.rows:
             times = [" ".join(map(str, row.get(key, []))) for key in ("limit_seconds", "seconds")]
             table.add_row(row["bar"], *times, str(row["value"]), row["target"], "met" if row["met"] else "MISSED")
         Console(width=160).print(table)
-        result = {"title": self.title, **self.facts, "bars": self.rows}
+        result = {"title": f"{self.name}: {self.title}", **self.facts, "bars": self.rows}
         RESULTS.mkdir(exist_ok=True)
         text = json.dumps(result, indent=2, ensure_ascii=False)
-        (RESULTS / f"{self.title.split()[0]}.json").write_text(text)
+        (RESULTS / f"{self.name}.json").write_text(text)
         print(text)
         sys.exit(0 if all(row["met"] for row in self.rows) else 1)

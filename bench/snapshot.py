@@ -1,6 +1,6 @@
-"""The copy of a table into committed Delta, beside two COPYs to /dev/null and a native subscription's initial sync.
+"""The copy of a table into Delta, compared with two COPYs to /dev/null and a native subscription's initial sync.
 
-Run as `python -m bench.snapshot [--server 15] [--rounds 3] [--small]`, or with all others by `make bench`.
+Run it with `python -m bench.snapshot [--server 15] [--rounds 3] [--small]`, or run all with `make bench`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INSERT INTO b SELECT i, i % 777, 'shipped', (i % 10000 * 13.37)::numeric(12,2), 
 
 
 def fill(made: Source, rows: int) -> None:
-    """Table b, published."""
+    """Create, fill and publish table b."""
     print(f"making {rows:,} rows …")
     made.sql.execute(CREATE)
     made.sql.execute(FILL.format(rows=rows).encode())
@@ -33,10 +33,10 @@ def fill(made: Source, rows: int) -> None:
 
 
 def main() -> None:
-    """Both bars."""
+    """Run both comparisons."""
     arguments = options(__doc__).parse_args()
     rows = 50_000 if arguments.small else 5_000_000
-    report = Report("snapshot: source → committed Delta", {"server": arguments.server, "small": arguments.small})
+    report = Report("snapshot", "source → committed Delta", {"server": arguments.server, "small": arguments.small})
     with (
         source(arguments.server) as made,
         native(made, arguments.server) as subscriber,
@@ -54,7 +54,7 @@ def main() -> None:
             made.drop("b")
             return run
 
-        snapshot(), made.two_copies("b")  # once untimed: the disk still writes what was just made
+        snapshot(), made.two_copies("b")  # once without timing: the disk is still writing the new rows
         name = f"copy of {rows:,} rows"
         report.ratio(name, 2.2, "two COPYs", lambda: made.two_copies("b"), snapshot, arguments.rounds)
         sync = lambda: subscriber.initial_sync("b", CREATE)  # noqa: E731

@@ -18,7 +18,7 @@ SETTINGS = {**LOGICAL, "max_wal_size": "16GB", "shared_buffers": "'512MB'", "che
 
 
 class Source:
-    """A server, and the tools on it."""
+    """A server, and the limit tools that read from it."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -35,14 +35,14 @@ class Source:
         self.sql.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
 
     def drop(self, name: str) -> None:
-        """Drop a slot, once its walsender has said goodbye."""
+        """Drop a slot, when its walsender has ended."""
         while self.sql.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active", [name]).fetchone():
             time.sleep(0.01)
         self.sql.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
     @contextlib.contextmanager
     def copy_of(self, slot: str, name: str = "") -> Iterator[str]:
-        """Another slot at the same position, for one run."""
+        """Create another slot at the same position, for one run."""
         self._number += 1
         name = name or f"copy_{self._number}"
         self.sql.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, name])
@@ -52,13 +52,13 @@ class Source:
             self.drop(name)
 
     def end(self) -> str:
-        """Where the WAL ends, flushed."""
+        """Flush the WAL. Returns where it ends."""
         self.sql.execute("SELECT txid_current()")
         self.sql.execute("CHECKPOINT")
         return self.value("SELECT pg_current_wal_lsn()::text")
 
     def recvlogical(self, slot: str, publication: str, end: str) -> Run:
-        """pg_recvlogical of the same server to /dev/null, over TCP."""
+        """Run pg_recvlogical of the same version to /dev/null, over TCP."""
         with self.copy_of(slot) as copy:
             return timed(
                 [
@@ -70,7 +70,7 @@ class Source:
             )
 
     def two_copies(self, table: str) -> Run:
-        """Two parallel `COPY … TO STDOUT` to /dev/null, half of the pages each."""
+        """Run two parallel `COPY … TO STDOUT` to /dev/null, half of the pages each."""
         pages = int(self.value("SELECT pg_relation_size(%s::regclass) / 8192", table))
         halves = [(0, pages // 2), (pages // 2, pages + 1)]
         began = time.perf_counter()
@@ -97,7 +97,7 @@ class Native:
         self._source = source
 
     def initial_sync(self, table: str, create: str) -> Run:
-        """From CREATE SUBSCRIPTION until the table is copied and handed over."""
+        """Time from CREATE SUBSCRIPTION until the table is copied and in sync."""
         self.sql.execute(f"DROP TABLE IF EXISTS {table}; {create}".encode())
         began = time.perf_counter()
         self.sql.execute(self._command(table, "copy_data = true").encode())
@@ -108,7 +108,7 @@ class Native:
         return Run(seconds, 0, 0)
 
     def catch_up(self, table: str, create: str, fill: str, slot: str, end: str) -> Run:
-        """From CREATE SUBSCRIPTION on a slot with a backlog until all of it is applied."""
+        """Time from CREATE SUBSCRIPTION on a slot with a backlog until all of it is applied."""
         self.sql.execute(f"DROP TABLE IF EXISTS {table}; {create}".encode())
         if fill:
             self.sql.execute(fill.encode())
@@ -138,7 +138,7 @@ class Native:
 
 @contextlib.contextmanager
 def source(major: int) -> Iterator[Source]:
-    """A server of this version, and nothing left of it."""
+    """A server of this version, removed at the end."""
     server = Server(binaries()[major], SETTINGS)
     try:
         server.start()
@@ -163,16 +163,18 @@ def native(of: Source, major: int) -> Iterator[Native]:
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """What every benchmark can be told."""
+    """The options that every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--server", type=int, default=max(binaries()), help="major version of the servers")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="a hundredth of the rows, to see that it works")
+    parser.add_argument(
+        "--small", action="store_true", help="a hundredth of the rows, to check that the benchmark works"
+    )
     return parser
 
 
 def scratch_config(server: Server, directory: Path, publication: str, slot: str, more: str = "") -> Path:
-    """A walmere.toml."""
+    """Write a walmere.toml."""
     config = directory / "walmere.toml"
     config.write_text(
         f'[source]\ndsn = "{server.dsn()}"\npublications = ["{publication}"]\nslot = "{slot}"\n{more}'

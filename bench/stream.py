@@ -1,10 +1,11 @@
-"""The stream, slot → committed Delta rows, beside pg_recvlogical to /dev/null and a native subscription.
+"""The stream, slot → committed Delta rows, compared with pg_recvlogical to /dev/null and a native subscription.
 
-Freshness is measured without looking: every transaction writes its number and the clock's time just before it is sent;
-afterwards each version of the Delta table says which numbers it holds, and the time its commit file got its name.
+Freshness is measured without queries: every transaction writes its number, and the time just before it is sent is
+recorded. Afterwards, each version of the Delta table shows which numbers it has, and its commit file when it was
+written.
 
-Run as `python -m bench.stream [--server 15] [--rounds 3] [--small] [--only inserts mixed freshness growth]`, or with
-all others by `make bench`.
+Run it with `python -m bench.stream [--server 15] [--rounds 3] [--small] [--only inserts mixed freshness growth]`, or
+run all with `make bench`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ mpl.use("agg")
 
 @dataclass(frozen=True)
 class Bench:
-    """A source, where to put things, and the report."""
+    """A source, a scratch directory, and the report."""
 
     source: Source
     scratch: Path
@@ -47,10 +48,10 @@ class Bench:
     rounds: int
 
     def backlog(self, name: str, load: Load, bar: float, to_native: float | None, subscriber: Native) -> None:
-        """Copy the table, write a backlog behind the slot, then let all tools have it in turn."""
+        """Copy the table, write a backlog after the slot, then let all tools apply it in turn."""
         load.prepare(self.source)
         ours = Ours(self.source, self.scratch / load.table, load.table)
-        ours.run(load.table, self.source.end())  # with what was there before
+        ours.run(load.table, self.source.end())
         restore = ours.keep()
         with self.source.copy_of(load.table, f"{load.table}_kept") as kept:
             self.source.drop(load.table)
@@ -79,7 +80,7 @@ class Bench:
 
     @contextmanager
     def following(self, ours: Ours) -> Iterator[list[list[Applied]]]:
-        """A subscription that goes on while the block runs; yields what its batches did."""
+        """Run a subscription while the block runs. Yields the results of its batches."""
         batches: list[list[Applied]] = []
         made = ours.launcher(ours.publication, lambda applied, _: batches.append(applied))
         thread = threading.Thread(target=made.run)
@@ -94,7 +95,7 @@ class Bench:
             thread.join()
 
     def freshness(self, seconds: int) -> None:
-        """Source commit → visible, at a steady rate of inserts and updates."""
+        """Time from the commit at the source until it is visible, at a constant rate of inserts and updates."""
         self.source.sql.execute("CREATE TABLE f (id bigint PRIMARY KEY, number bigint, sent timestamptz, note text)")
         self.source.sql.execute("INSERT INTO f SELECT -i, 0, now(), md5(i::text) FROM generate_series(1, 100000) i")
         self.source.sql.execute("CREATE PUBLICATION f FOR TABLE f")
@@ -118,7 +119,7 @@ class Bench:
         self.source.drop("f")
 
     def growth(self, small: int, large: int) -> None:
-        """1,000 inserts into a small and into a large table, in turn."""
+        """Time 1,000 inserts into a small and into a large table, in turn."""
         for table, rows in (("small", small), ("large", large)):
             self.source.sql.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, customer int, note text)".encode())
             fill = f"INSERT INTO {table} SELECT i, i % 777, md5(i::text) FROM generate_series(1, {rows}) i"
@@ -142,7 +143,7 @@ class Bench:
         medians = {table: statistics.median(times) for table, times in seconds.items()}
         ratio = medians["large"] / medians["small"]
         self.report.value(
-            f"1,000 inserts into {large:,} rows, beside {small:,}",
+            f"1,000 inserts into {large:,} rows, compared with {small:,}",
             round(ratio, 2),
             "≤ 1.3",
             ratio <= 1.3,
@@ -154,7 +155,7 @@ class Bench:
 
 
 def write(dsn: str, seconds: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """One transaction every 2 ms, numbered in commit order: two inserts, then an update. Returns when each was sent."""
+    """One transaction every 2 ms, numbered in commit order: two inserts, then an update. Returns the time of each."""
     sent = np.empty(seconds * RATE)
     began = time.time()
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -169,7 +170,7 @@ def write(dsn: str, seconds: int) -> np.ndarray[tuple[int], np.dtype[np.float64]
 
 
 def _visible(table: Path, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """When each transaction became visible: with the first version that holds its number or a later one."""
+    """The time at which each transaction became visible: that of the first version with its number or a later one."""
     when = np.full(count, np.inf)
     done = 0
     for commit in sorted((table / "_delta_log").glob("*.json")):
@@ -195,13 +196,13 @@ def _plot(sent: np.ndarray, delay: np.ndarray, path: Path) -> None:
 
 
 def main() -> None:
-    """All bars."""
+    """Run all parts, or those of `--only`."""
     bars = ("inserts", "mixed", "freshness", "growth")
     parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=bars, default=bars)
     arguments = parser.parse_args()
     scale = 100 if arguments.small else 1
-    report = Report("stream: slot → committed Delta", {"server": arguments.server, "small": arguments.small})
+    report = Report("stream", "slot → committed Delta", {"server": arguments.server, "small": arguments.small})
     with (
         source(arguments.server) as made,
         native(made, arguments.server) as subscriber,

@@ -1,10 +1,10 @@
-"""The proof of a table of five million rows, beside two COPYs of it to /dev/null; and the memory that it takes.
+"""Verify a table of five million rows, compared with two COPYs of it to /dev/null; and the memory that it needs.
 
-Ours is `Subscription.verify` in a Spark session that is warm, beside a `walmere run` in a process of its own: the
-snapshot, the wait for a batch to end there, both sides, all of it. Memory is that of a `walmere verify` with all its
-processes, the JVM among them, sampled while they work (proportional set size: what they share is counted once).
+Ours is `Subscription.verify` in a running Spark session, while `walmere run` runs in another process. The time includes
+the snapshot, the wait for a batch that ends there, and reading both sides. Memory is that of `walmere verify` with all
+its processes and the JVM, sampled while they run (proportional set size: shared memory is counted once).
 
-Run as `python -m bench.verify [--server 15] [--rounds 3] [--small]`, or with all others by `make bench`.
+Run it with `python -m bench.verify [--server 15] [--rounds 3] [--small]`, or run all with `make bench`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEMORY = 1 << 30
 
 
 def measured(command: list[str]) -> Run:
-    """Run a command, and see what it and all its descendants have at once."""
+    """Run a command, and measure the peak memory of it and all its child processes together."""
     began = time.perf_counter()
     process = psutil.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0
@@ -45,10 +45,10 @@ def measured(command: list[str]) -> Run:
 
 
 def main() -> None:
-    """Both bars."""
+    """Run both comparisons."""
     arguments = options(__doc__).parse_args()
     rows = 50_000 if arguments.small else 5_000_000
-    report = Report("verify: source = target", {"server": arguments.server, "small": arguments.small})
+    report = Report("verify", "source = target", {"server": arguments.server, "small": arguments.small})
     with (
         source(arguments.server) as made,
         tempfile.TemporaryDirectory(prefix="walmere-bench-") as directory,
@@ -73,7 +73,7 @@ def main() -> None:
             return Run(time.perf_counter() - began, 0, 0)
 
         try:
-            verify(), made.two_copies("b")  # once untimed
+            verify(), made.two_copies("b")  # once without timing
             compared.clear()
             report.ratio(
                 f"verify of {rows:,} rows", 3, "two COPYs", lambda: made.two_copies("b"), verify, arguments.rounds
