@@ -39,7 +39,7 @@ def a_stream(source: Walsender) -> list[list[memoryview]]:
 def test_pieces_cuts_and_repetitions_make_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int, seed: int
 ) -> None:
-    monkeypatch.setattr("walmere.changelog.assembly.LARGE", large)
+    monkeypatch.setattr("walmere.changelog.assembly.SPOOL_BYTES", large)
     rng = random.Random(seed)
     writer, assembly = begin_log(tmp_path / "whole")
     stream = a_stream(Walsender())

@@ -128,7 +128,7 @@ def test_truncate_and_messages_inside_a_stream_keep_their_place(database: Databa
 def test_without_streaming_a_large_transaction_is_spooled_and_published_by_reference(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walmere.changelog.assembly.LARGE", 1 << 16)
+    monkeypatch.setattr("walmere.changelog.assembly.SPOOL_BYTES", 1 << 16)
     monkeypatch.setattr("walmere.subscription.receiver.SLAB", 1 << 16)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLE t")
     config = database.config(tmp_path, streaming=False)

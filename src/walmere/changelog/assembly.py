@@ -1,19 +1,19 @@
-"""From the stream to whole transactions: what belongs together goes into the log together, in commit order.
+"""Assemble transactions from the stream, and write them to the log in commit order.
 
-The protocol sends four kinds of things, and each has its way into the log:
+The protocol sends four kinds of message groups:
 
-    Begin … Commit              A whole transaction. As many as have arrived go into the current segment together.
-                                One that is larger than `LARGE` while its Commit is still to come is spooled.
-    Stream Start … Stream Stop  A part of a transaction in progress, perhaps one of several that alternate. Spooled.
+    Begin … Commit              A transaction. All that have arrived go into the current segment together. One that
+                                exceeds `SPOOL_BYTES` before its Commit arrives is spooled.
+    Stream Start … Stream Stop  A part of a transaction in progress; parts of several may alternate. Spooled.
     Begin Prepare … Prepare     A prepared transaction. Spooled; COMMIT PREPARED may come after a restart.
-    Message, not transactional  Stands alone, and counts at once. Our own heartbeat only moves the position.
+    Message, not transactional  Written at once. Walmere's heartbeat only advances the position.
 
-To *spool* is to write into segments of the transaction's own. They become visible by reference, when the record of
-its commit is published, and are deleted when it rolls back. So the log's visible part always ends between two
-transactions, and the memory that a transaction needs does not depend on its size.
+To *spool* is to write a transaction to its own segments. The record of its commit makes them visible; a rollback
+deletes them. So the visible part of the log always ends between two transactions, and the memory that a transaction
+needs does not depend on its size.
 
-After a restart PostgreSQL may send again what the log has. A transaction whose commit record begins before the log's
-end is one of those, and is dropped.
+After a restart PostgreSQL may send again what the log already has. A transaction whose commit record begins before the
+log's end is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from walmere.changelog.manifest import Prepared, RolledBack, Transaction
 from walmere.changelog.segment import Chunk, Segment, SegmentWriter
-from walmere.changelog.writer import Writer, name
+from walmere.changelog.writer import Writer, segment_name
 from walmere.errors import ProtocolError
 from walmere.lsn import Lsn
 from walmere.pgoutput import messages as m
@@ -34,26 +34,26 @@ from walmere.pgoutput.decode import decode
 from walmere.pgoutput.relation import RelationVersion, RelMap
 from walmere.pgoutput.scan import I64, U32, U64, Scan, scan
 
-LARGE: Final = 8 << 20
-"""Bytes of an unfinished transaction that are kept in memory."""
+SPOOL_BYTES: Final = 8 << 20
+"""Bytes of an unfinished transaction that are kept in memory; a larger one is spooled."""
 
 HEARTBEAT: Final = "walmere.heartbeat"
-"""Prefix of the logical messages that only say that the source is alive."""
+"""Prefix of the logical messages that only advance the position of an idle source."""
 
 _BEGIN, _COMMIT, _BEGIN_PREPARE, _PREPARE, _STOP, _ORIGIN = b"BCbPEO"
-_BRACKETS: Final = b"SEcAbPKrp"  # what is never inside an ordinary transaction
-_DEFINES: Final = b"RYTO"  # rare messages that say something about others
+_OUTSIDE: Final = b"SEcAbPKrp"  # messages that are never between Begin and Commit
+_CONTEXT: Final = b"RYTO"  # rare messages that others depend on
 
 
 @dataclass(slots=True)
 class _Spool:
-    """A transaction that is written to segments of its own."""
+    """A transaction that is written to its own segments."""
 
     xid: int
     streamed: bool
-    commit_lsn: Lsn | None = None  # known from Begin; of a streamed or prepared one, not yet
+    commit_lsn: Lsn | None = None  # from Begin; None for a streamed or prepared one
     commit_time: int | None = None
-    duplicate: bool = False  # the log has it: read over it
+    duplicate: bool = False  # the log has it already: skip it
     origin: str | None = None
     aborted: set[int] = field(default_factory=set)
     segments: list[Segment] = field(default_factory=list)
@@ -61,12 +61,12 @@ class _Spool:
 
 
 class Assembly:
-    """Takes frames as they arrive and brings whole transactions to the Writer."""
+    """Takes frames as they arrive, and passes transactions to the Writer."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self.position = writer.summary.end_lsn
-        """Everything committed before this has been brought to the writer."""
+        """Everything that committed before this LSN has been passed to the writer."""
         self.sequence = writer.summary.last_sequence + 1
         self._lsn = self.position
         self._relations = RelMap()
@@ -77,59 +77,59 @@ class Assembly:
         self._streams: dict[int, _Spool] = {}
         self._stream: _Spool | None = None  # between Stream Start and Stream Stop
         self._large: _Spool | None = None  # between Begin and Commit, or Begin Prepare and Prepare
-        self._late: dict[str, Prepared] = {}  # prepared before the log's end, but the log does not have them
+        self._sent_late: dict[str, Prepared] = {}  # prepared before the log's end; see _prepare
 
     def reset(self) -> None:
-        """The connection was cut: what was not finished will be sent again from its beginning."""
+        """Forget unfinished transactions, after the connection was lost: PostgreSQL sends them again."""
         for xid, spool in self._streams.items():
             self._relations.forget(xid)
             self._discard(spool)
         if self._large is not None:
             self._discard(self._large)
-        for prepared in self._late.values():
+        for prepared in self._sent_late.values():
             self._writer.remove(prepared.segments)
-        self._streams, self._stream, self._large, self._late = {}, None, None, {}
+        self._streams, self._stream, self._large, self._sent_late = {}, None, None, {}
 
     def advance(self, lsn: Lsn) -> None:
-        """The source says that it has sent everything before this LSN."""
+        """Advance to an LSN before which the source has sent everything."""
         if lsn > self.position:
             self.position = lsn
             self._writer.advance(lsn, self.sequence - 1)
 
     def feed(self, frames: list[memoryview]) -> list[memoryview]:
-        """Take what can be taken; returns the frames of the unfinished transaction at the end."""
+        """Process frames. Returns those of an unfinished transaction at the end, to be fed again with more."""
         if not frames:
             return frames
         s = scan(frames, self._lsn)
-        brackets = s.where(_BRACKETS)
-        breaks = np.union1d(brackets, _alone(s))
+        outside = s.where(_OUTSIDE)
+        breaks = np.union1d(outside, _not_transactional(s))
         at = 0
         while at < len(s):
             if (spool := self._stream or self._large) is not None:
-                at = self._part(s, at, spool, brackets)
+                at = self._spool_part(s, at, spool, outside)
                 continue
             following = breaks[np.searchsorted(breaks, at) :]
             stop = int(following[0]) if following.size else len(s)
-            at = self._whole(s, at, stop)
-            if at < stop:  # a transaction without its end
+            at = self._append(s, at, stop)
+            if at < stop:  # a transaction whose Commit has not arrived
                 if stop < len(s):
                     raise _unexpected(s, stop, "inside a transaction")
                 begin = _begin(s, at)
-                if int(s.end[-1]) - int(s.start[at]) < LARGE:
+                if int(s.end[-1]) - int(s.start[at]) < SPOOL_BYTES:
                     break
                 self._large = _Spool(begin.xid, False, begin.final_lsn, begin.commit_time_us)
                 self._large.duplicate = begin.final_lsn < self.position
             elif at < len(s):
-                at = self._between(s, at)
+                at = self._outside(s, at)
         self.sequence += at
         if at:
             self._lsn = Lsn(int(s.lsn[at - 1]))
         return frames[at:]
 
-    # Whole transactions
+    # Transactions from Begin to Commit
 
-    def _whole(self, s: Scan, at: int, stop: int) -> int:
-        """Bring the whole transactions among these messages to the writer; returns where they end."""
+    def _append(self, s: Scan, at: int, stop: int) -> int:
+        """Append the complete transactions among these messages; returns where they end."""
         kind = s.kind[at:stop]
         commits = np.flatnonzero(kind == _COMMIT)
         if not commits.size:
@@ -142,9 +142,9 @@ class Assembly:
         final_lsn, commit_time, xid = s.u64(1, begins + at), s.i64(9, begins + at), s.u32(17, begins + at)
         if (s.u64(2, commits + at) != final_lsn).any():
             raise _unexpected(s, at, "with another commit LSN than its Commit")
-        of = np.cumsum(kind == _BEGIN) - 1  # each message's transaction
-        known = int(np.searchsorted(final_lsn, self.position))  # the log has these
-        relation, version, truncates, origins = self._describe(s, slice(at, stop), None)
+        of = np.cumsum(kind == _BEGIN) - 1  # transaction of each message
+        known = int(np.searchsorted(final_lsn, self.position))  # the log already has these
+        relation, version, truncates, origins = self._relations_of(s, slice(at, stop), None)
         if known == len(begins):
             return stop
         first = int(begins[known])
@@ -176,10 +176,10 @@ class Assembly:
         )
         return stop
 
-    def _describe(
+    def _relations_of(
         self, s: Scan, rows: slice, stream: int | None
     ) -> tuple[U32, U32, list[tuple[int, int, int]], list[tuple[int, str]]]:
-        """Each message's relation and its version, with the truncates and origins on the way."""
+        """The relation and its version of each message, and all truncates and origins."""
         relation = np.zeros(rows.stop - rows.start, np.uint32)
         version = np.zeros(rows.stop - rows.start, np.uint32)
         is_row = np.flatnonzero(s.is_row()[rows])
@@ -187,13 +187,13 @@ class Assembly:
         truncates: list[tuple[int, int, int]] = []
         origins: list[tuple[int, str]] = []
         done = 0
-        for index in s.where(_DEFINES):
+        for index in s.where(_CONTEXT):
             row = int(index) - rows.start
             if not 0 <= row < len(relation):
                 continue
             match message := decode(s.message(int(index)), streamed=stream is not None):
                 case m.Relation():
-                    self._versions(relation[done:row], version[done:row], stream)
+                    self._fill_versions(relation[done:row], version[done:row], stream)
                     done = row
                     raw = s.message(int(index))
                     raw = raw if stream is None else raw[:1] + raw[5:]
@@ -207,11 +207,11 @@ class Assembly:
                         truncates.append((row, oid, self._relations.current(oid, stream).version))
                 case m.Origin():
                     origins.append((row, message.name))
-        self._versions(relation[done:], version[done:], stream)
+        self._fill_versions(relation[done:], version[done:], stream)
         return relation, version, truncates, origins
 
-    def _versions(self, relation: U32, version: U32, stream: int | None) -> None:
-        """Fill in the version of each relation that stands there, as of now."""
+    def _fill_versions(self, relation: U32, version: U32, stream: int | None) -> None:
+        """Fill in the current version of each relation."""
         for oid in np.unique(relation):
             if oid:
                 version[relation == oid] = self._relations.current(int(oid), stream).version
@@ -221,18 +221,18 @@ class Assembly:
             self._defined.add((definition.oid, definition.version))
             self._writer.define(definition)
 
-    # Transactions in segments of their own
+    # Spooled transactions
 
-    def _part(self, s: Scan, at: int, spool: _Spool, brackets: I64) -> int:
-        """Take what belongs to this transaction; returns where that ends."""
-        ends = brackets if spool.streamed else np.union1d(brackets, s.where(b"C"))
+    def _spool_part(self, s: Scan, at: int, spool: _Spool, outside: I64) -> int:
+        """Spool the messages of this transaction; returns where they end."""
+        ends = outside if spool.streamed else np.union1d(outside, s.where(b"C"))
         ends = ends[np.searchsorted(ends, at + (int(s.kind[at]) == _BEGIN_PREPARE)) :]
         stop = int(ends[0]) if ends.size else len(s)
         ended = stop < len(s)
         if ended and s.kind[stop] not in ((_STOP,) if spool.streamed else (_COMMIT, _PREPARE)):
             raise _unexpected(s, stop, "inside a transaction")
-        # Commit and Prepare are kept with the transaction; Stream Stop is only a frame
-        self._take(s, slice(at, stop + (ended and not spool.streamed)), spool)
+        # Commit and Prepare are stored with the transaction; Stream Stop is not
+        self._spool_rows(s, slice(at, stop + (ended and not spool.streamed)), spool)
         if not ended:
             return stop
         if spool.streamed:
@@ -246,19 +246,19 @@ class Assembly:
                 self._prepare(spool, end, self.sequence + stop)
         return stop + 1
 
-    def _take(self, s: Scan, rows: slice, spool: _Spool) -> None:
+    def _spool_rows(self, s: Scan, rows: slice, spool: _Spool) -> None:
         count = rows.stop - rows.start
         if not count:
             return
         stream = spool.xid if spool.streamed else None
-        relation, version, truncates, origins = self._describe(s, rows, stream)
+        relation, version, truncates, origins = self._relations_of(s, rows, stream)
         if origins:
             spool.origin = origins[0][1]
         if spool.duplicate:
             return
         xid = np.full(count, spool.xid, np.uint32)
         if spool.streamed:
-            own = np.flatnonzero(s.kind[rows] != _ORIGIN)  # every other message says its subtransaction
+            own = np.flatnonzero(s.kind[rows] != _ORIGIN)  # all other messages carry the xid of their subtransaction
             xid[own] = s.u32(1, own + rows.start)
         lsn, time, origin = spool.commit_lsn, spool.commit_time, spool.origin
         chunk = Chunk(
@@ -274,7 +274,9 @@ class Assembly:
             tuple(truncates),
         )
         if spool.writer is None:
-            spool.writer = SegmentWriter(self._writer.directory, name(chunk.first_sequence), streamed=spool.streamed)
+            spool.writer = SegmentWriter(
+                self._writer.directory, segment_name(chunk.first_sequence), streamed=spool.streamed
+            )
         spool.writer.append(chunk)
         if spool.writer.length >= self._writer.segment_bytes:
             self._seal(spool)
@@ -318,15 +320,15 @@ class Assembly:
             spool.origin,
         )
         if prepare.prepare_lsn < self.position:
-            # Either the log has it and its end too, or two_phase was off when it was prepared: then the server sends
-            # it only now, right before its Commit Prepared, and this is the only time. Which one, its end will tell.
-            self._late[prepare.gid] = prepared
+            # Either the log already has its COMMIT PREPARED too; or two_phase was off when it was prepared, and the
+            # server sends it only now, right before Commit Prepared. The LSN of Commit Prepared decides.
+            self._sent_late[prepare.gid] = prepared
             return
         self.position = prepare.end_lsn
         self._writer.append_record(prepared)
 
     def _is_waiting(self, prepare: m.BeginPrepare | m.Prepare | m.StreamPrepare) -> bool:
-        """Whether this is sent again, and the log has it among those that wait for their end."""
+        """Whether this is sent again, and the log has it as prepared."""
         return prepare.prepare_lsn < self.position and prepare.gid in self._writer.summary.prepared
 
     def _discard(self, spool: _Spool) -> None:
@@ -334,33 +336,24 @@ class Assembly:
             spool.writer.discard()
         self._writer.remove(spool.segments)
 
-    # What stands between transactions
+    # Messages outside of Begin … Commit
 
-    def _between(self, s: Scan, at: int) -> int:
-        """Take one message that is not part of an ordinary transaction; returns where to go on."""
+    def _outside(self, s: Scan, at: int) -> int:
+        """Process one message that is not part of Begin … Commit; returns where to go on."""
         sequence = self.sequence + at
         match message := decode(s.message(at)):
             case m.StreamStart():
-                if message.first_segment:
-                    self._abort(message.xid)
-                    self._streams[message.xid] = _Spool(message.xid, streamed=True)
-                elif message.xid not in self._streams:
-                    raise _unexpected(s, at, f"for transaction {message.xid}, whose first part was not received")
-                self._stream = self._streams[message.xid]
+                self._start_stream(s, at, message)
             case m.StreamCommit():
-                spool = self._streamed(s, at, message.xid)
+                spool = self._end_stream(s, at, message.xid)
                 self._define_all(message.xid, message.commit_lsn)
                 self._commit(spool, message, sequence)
             case m.StreamPrepare():
-                spool = self._streamed(s, at, message.xid)
+                spool = self._end_stream(s, at, message.xid)
                 self._define_all(message.xid, message.prepare_lsn)
                 self._prepare(spool, message, sequence)
             case m.StreamAbort():
-                if message.subxid == message.xid:
-                    self._abort(message.xid)
-                elif message.xid in self._streams:
-                    self._streams[message.xid].aborted.add(message.subxid)
-                    self._relations.forget(message.xid, message.subxid)
+                self._abort_stream(message)
             case m.BeginPrepare():
                 self._large = _Spool(message.xid, streamed=False, duplicate=self._is_waiting(message))
                 return at
@@ -369,12 +362,27 @@ class Assembly:
             case m.RollbackPrepared():
                 self._rollback_prepared(message, sequence)
             case m.LogicalMessage():
-                self._message(s, at, message)
+                self._logical_message(s, at, message)
             case _:
                 raise _unexpected(s, at, "between transactions")
         return at + 1
 
-    def _streamed(self, s: Scan, at: int, xid: int) -> _Spool:
+    def _start_stream(self, s: Scan, at: int, start: m.StreamStart) -> None:
+        if start.first_segment:
+            self._abort(start.xid)
+            self._streams[start.xid] = _Spool(start.xid, streamed=True)
+        elif start.xid not in self._streams:
+            raise _unexpected(s, at, f"for transaction {start.xid}, whose first part was not received")
+        self._stream = self._streams[start.xid]
+
+    def _abort_stream(self, abort: m.StreamAbort) -> None:
+        if abort.subxid == abort.xid:
+            self._abort(abort.xid)
+        elif abort.xid in self._streams:
+            self._streams[abort.xid].aborted.add(abort.subxid)
+            self._relations.forget(abort.xid, abort.subxid)
+
+    def _end_stream(self, s: Scan, at: int, xid: int) -> _Spool:
         if xid not in self._streams:
             raise _unexpected(s, at, f"for transaction {xid}, which was never streamed")
         return self._streams.pop(xid)
@@ -389,7 +397,7 @@ class Assembly:
             self._define(definition)
 
     def _commit_prepared(self, commit: m.CommitPrepared, sequence: int) -> None:
-        late = self._late.pop(commit.gid, None)
+        late = self._sent_late.pop(commit.gid, None)
         if commit.commit_lsn < self.position:
             if late is not None:
                 self._writer.remove(late.segments)
@@ -417,24 +425,24 @@ class Assembly:
         )
 
     def _rollback_prepared(self, rollback: m.RollbackPrepared, sequence: int) -> None:
-        if (late := self._late.pop(rollback.gid, None)) is not None:
+        if (late := self._sent_late.pop(rollback.gid, None)) is not None:
             self._writer.remove(late.segments)
-        # A prepare before the slot was made two-phase was never sent, but its rollback is
+        # the server sends the rollback even if the transaction was prepared before two_phase was on, and never sent
         prepared = self._writer.summary.prepared.get(rollback.gid)
         if prepared is not None and rollback.rollback_end_lsn > self.position:
             self.position = rollback.rollback_end_lsn
             self._writer.append_record(RolledBack(rollback.gid, self.position, sequence))
             self._writer.remove(prepared.segments)
 
-    def _message(self, s: Scan, at: int, message: m.LogicalMessage) -> None:
-        if message.lsn <= self.position:  # a message's LSN is where its record ends, unlike a commit's
+    def _logical_message(self, s: Scan, at: int, message: m.LogicalMessage) -> None:
+        if message.lsn <= self.position:  # the LSN of a message is the end of its record, that of a commit the begin
             return
         self.position = message.lsn
         if message.prefix == HEARTBEAT:
             self._writer.advance(self.position, self.sequence + at - 1)
             return
         one = slice(at, at + 1)
-        sent = s.i64(-8, one) + m.POSTGRES_EPOCH_US  # it has no commit time: the time it was sent stands for it
+        sent = s.i64(-8, one) + m.POSTGRES_EPOCH_US  # it has no commit time, so use the time it was sent
         nothing = np.zeros(1, np.uint32)
         # inside its record, as a commit's LSN is: a table whose position is the end of the record has the message
         commit_lsn = Lsn(message.lsn - 1)
@@ -448,8 +456,8 @@ class Assembly:
         )
 
 
-def _alone(s: Scan) -> I64:
-    """The logical messages that are not transactional. Inside a stream, where it is another byte, nobody asks."""
+def _not_transactional(s: Scan) -> I64:
+    """The logical messages that are not transactional. Wrong inside a stream, where the flag is another byte."""
     candidates = s.where(b"M")
     transactional = s.buffer[s.start[candidates] + 1] & 1 == 1
     alone: I64 = candidates[~transactional]
