@@ -65,16 +65,16 @@ def test_while_behind_a_batch_waits_for_more_but_not_for_ever(database18: Databa
     receive_all(database18, config)
     assert planner.end_of_batch(start, 1 << 20) == start, "more may come"
     assert planner.end_of_batch(start, 1) > start, "it is large enough"
-    time[0] += plan.QUIET * 1.1
+    time[0] += plan.QUIET_SECONDS * 1.1
     assert planner.end_of_batch(start, 1 << 20) > start, "nothing more has come"
     waiting = time[0]
     for number in range(2, 100):
-        time[0] += plan.QUIET / 2
+        time[0] += plan.QUIET_SECONDS / 2
         database18.execute(f"INSERT INTO t VALUES ({number})")
         receive_all(database18, config)
         if planner.end_of_batch(start, 1 << 20) > start:
             break
-    assert 0 < time[0] - waiting <= plan.LONGEST_WAIT + plan.QUIET
+    assert 0 < time[0] - waiting <= plan.MAX_WAIT_SECONDS + plan.QUIET_SECONDS
     time[0] = commit  # the log is fresh
     database18.execute("INSERT INTO t VALUES (100)")
     end = receive_all(database18, config)

@@ -1,1 +1,1 @@
-"""The change log: everything the publication sent, durable, in commit order, until every sink has applied it."""
+"""The change log: everything that was received, durable, in commit order, until every sink has applied it."""

@@ -1,18 +1,18 @@
-"""The manifest: what the change log holds, in commit order. It is the log's only truth.
+"""The manifest: the list of what the change log has, in commit order.
 
-One file of lines, appended and fsynced; each line is a CRC-32 and a JSON object, so that a person can read it and a
-torn end is noticed. A segment exists when the manifest says so: files it does not name are left-overs of a crash.
+It is a file of lines, appended and fsynced. Each line is a CRC-32 and a JSON object, so that people can read it and a
+torn end is detected. A segment is part of the log only if the manifest names it: other files are left from a crash.
 
     header        the format's version, and which system, database and slot this log belongs to
     relation      a definition (Relation message, with the Type messages of its columns) under its version number
     transactions  a segment of whole transactions
-    transaction   one large transaction, in segments of its own, published by reference
-    prepare       the same, waiting for COMMIT PREPARED
-    rollback      ROLLBACK PREPARED: its segments are nobody's any more
-    position      nothing to store, but everything before this LSN is here
+    transaction   one large transaction, in its own segments
+    prepare       the same, before its COMMIT PREPARED
+    rollback      ROLLBACK PREPARED: its segments are deleted
+    position      nothing to store, but everything before this LSN has been received
 
-Every record but `relation` ends at an LSN: all that was committed before it is in the log. Those LSNs only grow; the
-last of them is the durable position, the one that may be confirmed to PostgreSQL.
+Every record but `relation` ends at an LSN: everything that committed before it is in the log. These LSNs only grow. The
+last one is the durable position, which may be confirmed to PostgreSQL.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _FORMAT: Final = "walmere change log"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """To whom the log belongs, and where it begins."""
+    """The source that the log belongs to, and where the log begins."""
 
     system_identifier: str
     database: str
     slot: str
     start_lsn: Lsn
     first_sequence: int = 1
-    database_oid: int = 0  # 0: not known, an earlier version has made the log
+    database_oid: int = 0  # 0: not known, the log was created by an earlier version
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,19 @@ class Transactions:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The files."""
+        """The segment, as the other records have it."""
         return (self.segment,)
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One large transaction, by reference to the segments that were written while it was in progress."""
+    """One large transaction, with the segments that were written while it was in progress."""
 
     xid: int
     commit_lsn: Lsn
     end_lsn: Lsn
     commit_time: int
-    last_sequence: int  # the newest that was given away when it committed
+    last_sequence: int  # the last one that was used when it committed
     segments: tuple[Segment, ...]
     aborted: frozenset[int] = frozenset()  # subtransactions that were rolled back
     origin: str | None = None
@@ -119,7 +119,7 @@ Entry = Record | RelationVersion
 
 @dataclass(slots=True)
 class Summary:
-    """What a writer has to know of the log to go on with it."""
+    """What a writer needs to know of an existing log."""
 
     header: Header
     end_lsn: Lsn
@@ -130,12 +130,12 @@ class Summary:
     relations: list[RelationVersion] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
-        """Take one more entry into account."""
+        """Add an entry."""
         if isinstance(entry, RelationVersion):
             self.relations.append(entry)
             return
         self.end_lsn = max(self.end_lsn, entry.end_lsn)
-        # a prepared transaction that retention has left in front is older than the log's beginning
+        # retention keeps a prepared transaction, which may be older than the log's beginning
         self.last_sequence = max(self.last_sequence, entry.last_sequence)
         match entry:
             case Prepared():
@@ -149,7 +149,7 @@ class Summary:
 
 
 class Manifest:
-    """Reads the manifest, from its beginning and then on as it grows."""
+    """Reads the manifest from its beginning, and goes on as it grows."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / NAME
@@ -176,16 +176,16 @@ class Manifest:
         self.close()
 
     def close(self) -> None:
-        """End reading."""
+        """Close the file."""
         self._file.close()
 
     def entries(self) -> Iterator[Entry]:
-        """The entries that have not been read yet. Ends at the end, or at a line that is not whole yet."""
+        """The entries that have not been read yet, up to the end or an incomplete line."""
         while (line := self._line()) is not None:
             yield parse_entry(line)
 
     def replaced(self) -> bool:
-        """Whether retention has put another file in this one's place, or `walmere drop` none."""
+        """Whether retention has replaced the file, or `walmere drop` has removed it."""
         try:
             return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except FileNotFoundError:
@@ -199,7 +199,7 @@ class Manifest:
         if len(line) < 10 or line[:8] != f"{zlib.crc32(line[9:-1]):08x}".encode():
             if self._file.read(1):
                 raise self._damaged(f"the line at byte {self.position} fails its checksum")
-            return None  # the last one, torn by a crash: nothing after it was ever confirmed
+            return None  # torn by a crash: it was never confirmed
         self.position += len(line)
         content: dict[str, Any] = json.loads(line[9:])
         return content
@@ -220,7 +220,7 @@ def summarise(manifest: Manifest) -> Summary:
 
 
 def create(directory: Path, header: Header, entries: Iterable[Entry] = ()) -> None:
-    """Write a new manifest in one step, in place of an old one if there is one."""
+    """Write a new manifest, atomically. It replaces an existing one."""
     temporary = directory / (NAME + ".tmp")
     with temporary.open("wb") as file:
         file.write(_render_header(header))
@@ -324,7 +324,7 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
 
 
 def parse_entry(content: dict[str, Any]) -> Entry:
-    """What a line says."""
+    """The entry of a line."""
     [(kind, body)] = content.items()
     if kind == "relation":
         raw = base64.b64decode(body["message"])

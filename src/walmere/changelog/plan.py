@@ -1,18 +1,18 @@
-"""What a batch has to read: for each table, references to the blocks of the log that are still to be applied to it.
+"""Plan a batch: for each table, references to the blocks of the log that are not yet applied to it.
 
-A batch ends between two transactions: where a record of the manifest ends, or, if somebody wants to see all tables at
-one LSN (see `cuts`), there, in the middle of a record if need be. Each table has its own position
-(its copy may be older or newer than what the others have), and takes part with the records after it. References are
-small and pickle well: tasks open the log themselves, and no row passes through anybody else's hands.
+A batch ends between two transactions: at the end of a record of the manifest, or at the LSN of a cut, which may be
+inside a record. Each table has its own position, because its copy may be older or newer than the others, and takes part
+with the records after it. References are small and pickle well. Tasks open the log themselves, so rows do not pass
+through the driver.
 
-How long a batch is: as long as the log is new, whatever there is, so that tables are fresh. While we are behind the
-source, freshness is lost anyway and what counts is the work per change; a batch that replaces single rows rewrites the
-files they lie in, and ten times as many changes often rewrite the same files. So then a batch waits until it is worth
-its while: until the log has grown by enough bytes, or for some seconds, or until the log has stopped growing.
+The size of a batch: when the log is up to date, a batch takes all there is, so that tables are fresh. While the log is
+behind the source, the work per change matters more. A batch that replaces rows rewrites their files, and ten times as
+many changes often rewrite the same files. So the batch waits until the log has enough bytes, has stopped growing, or
+some seconds have passed.
 
-A large batch of one table that has inserts only is divided, so that several tasks decode and write it: no row of it has
-anything to do with another. Where there are updates or deletes, the fold has to see all changes of a key in order, and
-what takes time is then the files that are written anew, which the sink does side by side.
+A large batch of one table that has only inserts is divided, so that several tasks decode and write it. With updates or
+deletes, the fold needs all changes of a key in order. Then most of the time goes into rewriting files, which the sink
+does in parallel.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from walmere.errors import ChangesRemoved
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.relation import RelationVersion
 
-BEHIND: Final = 3.0
-"""Seconds between a commit at the source and its arrival in the log, from which on batches are made larger."""
-LONGEST_WAIT: Final = 4.0
-"""Seconds that a batch waits for more, at most, while behind."""
-QUIET: Final = 0.3
-"""Seconds after which a log that did not grow is taken to be at the source's end."""
+BEHIND_SECONDS: Final = 3.0
+"""Batches are made larger if a commit arrives in the log later than this."""
+MAX_WAIT_SECONDS: Final = 4.0
+"""A batch waits for more changes at most this long."""
+QUIET_SECONDS: Final = 0.3
+"""A log that has not grown for this long has caught up with the source."""
 
 
 PositionOf: TypeAlias = Callable[[int], Lsn | None]
-"""Of a relation; None: it takes no part."""
+"""The position of a relation; None: it does not take part."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """A block of a segment, and which of its messages count."""
+    """A block of a segment, and which of its messages to apply."""
 
-    segment: Segment  # with this block only
+    segment: Segment  # with only this block
     version: int  # of the relation's definition
     position: Lsn  # of the table: see `should_apply`
-    commit_lsn: Lsn | None  # of all its messages, where they do not say it themselves
+    commit_lsn: Lsn | None  # of all its messages, if they do not have it themselves
     commit_time: int | None  # likewise
     aborted: frozenset[int]
-    xid: int | None = None  # of the transaction, likewise: its messages may be a subtransaction's
-    until: Lsn | None = None  # only what committed before it; None: all
+    xid: int | None = None  # of the transaction, likewise: its messages may have that of a subtransaction
+    until: Lsn | None = None  # only what committed before this LSN; None: all
 
     @property
     def block(self) -> Block:
@@ -65,12 +65,12 @@ class BlockRef:
 
 
 class Blocks(NamedTuple):
-    """What a task has to read."""
+    """The blocks that a task reads."""
 
     directory: Path
     refs: Sequence[BlockRef]
     versions: Mapping[tuple[int, int], RelationVersion]  # by relation and version
-    parts: int = 0  # relations that the table is gathered of; 0: it is one itself
+    parts: int = 0  # number of relations that the table is gathered from; 0: it is one itself
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Plan:
 
 
 class Planner:
-    """Follows the manifest, and plans batches from what it has read. It remembers what is still to be applied."""
+    """Follows the manifest, and plans batches. It remembers the records that are not yet applied."""
 
     def __init__(self, directory: Path, *, wait_for_more: bool = True, clock: Callable[[], float] = time.time) -> None:
         """`wait_for_more`: while behind the source, make larger batches."""
@@ -94,7 +94,7 @@ class Planner:
         self._open()
 
     def close(self) -> None:
-        """End reading."""
+        """Close the manifest."""
         self._manifest.close()
 
     @property
@@ -104,20 +104,20 @@ class Planner:
 
     @property
     def end_lsn(self) -> Lsn:
-        """Where it ends now."""
+        """Where the log ends now."""
         self._read()
         return self._end
 
     @property
     def system_identifier(self) -> str:
-        """Of the cluster that the log is of."""
+        """The system identifier of the source."""
         return self._manifest.header.system_identifier
 
     def end_of_batch(self, start: Lsn, max_bytes: int, cut: Callable[[Lsn, Lsn], Lsn | None] | None = None) -> Lsn:
-        """How far a batch from `start` should go now: to the log's end, but over no more than about so many bytes.
+        """Where a batch from `start` should end now: at the log's end, or after about `max_bytes`.
 
-        `start` itself, if there is nothing yet, or it is better to wait for more. `cut` is asked, once the log is read,
-        where between `start` and its end the batch has to end; None: wherever it likes.
+        Returns `start` if there is nothing to apply, or the batch should wait for more. `cut` is called with `start`
+        and the log's end, and returns where between them the batch must end, or None.
         """
         self._read()
         cut_at = cut(start, self._end) if cut is not None else None
@@ -135,24 +135,25 @@ class Planner:
                 if size >= max_bytes:
                     self._waited_since = self._now()
                     return end
-        return start if self._is_better_later(newest) else end
+        return start if self._should_wait(newest) else end
 
     def plan(self, positions: Mapping[int, Lsn], end: Lsn, owners: Mapping[int, int] | None = None) -> Plan:
-        """References to everything that is still to be applied, up to the end of a batch, by relation.
+        """References to everything that is not yet applied, up to the end of the batch, by table.
 
-        `positions` has the position of each relation that takes part; `owners` of which table it is a part, if it is.
+        `positions` has the position of each relation that takes part; `owners` the table of a relation that is part of
+        a gathered table.
         """
         owner = owners or {}
         oldest = min(positions.values(), default=end)
         return self._plan(oldest, end, positions.get, lambda relation: owner.get(relation, relation))
 
     def plan_all(self, start: Lsn, end: Lsn) -> Plan:
-        """The same for every relation, from one position on. All together, under 0, in the order of the log."""
+        """The same for all relations, from one position on: together under 0, in the order of the log."""
         return self._plan(start, end, lambda relation: start if relation else None, lambda _: 0)
 
     def _plan(self, oldest: Lsn, end: Lsn, position_of: PositionOf, owner: Callable[[int], int]) -> Plan:
         self._read()
-        if oldest < self._known_from:  # a copy that took its time
+        if oldest < self._known_from:  # the copy of a table took long
             self.close()
             self._open()
             self._read()
@@ -161,7 +162,7 @@ class Planner:
         made = Plan(end, definitions=self._definitions)
         for record in self._records:
             if isinstance(record, Transactions | Transaction):
-                until = end if record.end_lsn > end else None  # the batch was cut in the middle of this one
+                until = end if record.end_lsn > end else None  # a cut is inside this record
                 last = record.commit_time if until is None else self._commit_time(record, until)
                 made.commit_time = made.commit_time if last is None else last
                 for ref, relation in references(record, position_of, until):
@@ -172,7 +173,7 @@ class Planner:
         return made
 
     def _commit_time(self, record: Transactions | Transaction, before: Lsn) -> int | None:
-        """Of the last transaction of a record that committed before an LSN. All of them have their Begin in there."""
+        """The commit time of a record's last transaction before an LSN. Each one has a Begin in relation 0."""
         if isinstance(record, Transaction):
             return record.commit_time if record.commit_lsn < before else None
         for block in [block for block in record.segment.blocks if block.relation == 0]:
@@ -191,11 +192,11 @@ class Planner:
         self._records: list[Record] = []  # those after `_known_from`
         self._definitions: dict[tuple[int, int], RelationVersion] = {}
         self._end = self._known_from
-        self._grew = self._waited_since = self._now()
+        self._grew_at = self._waited_since = self._now()
 
     def _read(self) -> None:
-        """Take in what is new in the manifest."""
-        replaced = self._manifest.replaced()  # asked first: the old file does not grow any more, so read it out
+        """Read what is new in the manifest."""
+        replaced = self._manifest.replaced()  # first: a replaced file does not grow, so it is read to its end
         for entry in self._manifest.entries():
             if isinstance(entry, RelationVersion):
                 self._definitions[entry.oid, entry.version] = entry
@@ -203,12 +204,12 @@ class Planner:
                 self._end = entry.end_lsn
                 self._records.append(entry)
                 if isinstance(entry, Transactions | Transaction):
-                    self._grew = self._now()
+                    self._grew_at = self._now()
         if replaced:
-            self._go_on()
+            self._open_next()
 
-    def _go_on(self) -> None:
-        """With the manifest that has taken the place of the one that was read to its end."""
+    def _open_next(self) -> None:
+        """Continue with the manifest that has replaced this one."""
         self._manifest.close()
         self._manifest = Manifest(self._directory)
         if self.start_lsn > self._end:
@@ -227,12 +228,12 @@ class Planner:
         self._records = [record for record in self._records if record.end_lsn > before]
         self._known_from = max(self._known_from, before)
 
-    def _is_better_later(self, commit_time: int | None) -> bool:
+    def _should_wait(self, commit_time: int | None) -> bool:
         if not self._wait_for_more:
             return False
         now = self._now()
-        behind = commit_time is not None and now - commit_time / 1e6 > BEHIND
-        if behind and now - self._grew < QUIET and now - self._waited_since < LONGEST_WAIT:
+        behind = commit_time is not None and now - commit_time / 1e6 > BEHIND_SECONDS
+        if behind and now - self._grew_at < QUIET_SECONDS and now - self._waited_since < MAX_WAIT_SECONDS:
             return True
         self._waited_since = now
         return False
@@ -245,9 +246,8 @@ def should_apply(position: Lsn, commit_lsn: NDArray[np.uint64]) -> NDArray[np.bo
 def should_apply(position: Lsn | None, commit_lsn: Any) -> Any:
     """Whether a transaction still has to be applied to a table: PostgreSQL's should_apply_changes_for_rel.
 
-    `commit_lsn` is where its commit record begins; of one transaction, or of many at once. The table's position is
-    where another record ended, so the first transaction that is not in the table may begin exactly there: hence <=,
-    not <.
+    `commit_lsn` is where the commit record begins; an array for many transactions. A table's position is where another
+    record ended, so the next transaction's commit record may begin exactly there: hence <=, not <.
     """
     return position is not None and position <= commit_lsn
 
@@ -255,7 +255,7 @@ def should_apply(position: Lsn | None, commit_lsn: Any) -> Any:
 def references(
     record: Transactions | Transaction, position_of: PositionOf, until: Lsn | None
 ) -> Iterator[tuple[BlockRef, int]]:
-    """The blocks of a record that hold something after the position of their relation, and which relation that is."""
+    """The blocks of a record with changes after the position of their relation, each with the relation."""
     single = isinstance(record, Transaction)
     if single and until is not None and record.commit_lsn >= until:
         return
@@ -278,10 +278,10 @@ def references(
                 )
 
 
-def divide(refs: list[BlockRef], parts: int, least: int) -> list[list[BlockRef]]:
-    """The same references in up to so many parts of at least so many bytes; in one, if not all are inserts."""
+def divide(refs: list[BlockRef], parts: int, min_bytes: int) -> list[list[BlockRef]]:
+    """Divide references into up to `parts` parts of at least `min_bytes`. One part, if not all are inserts."""
     total = sum(ref.block.length for ref in refs)
-    parts = min(parts, total // least)
+    parts = min(parts, total // min_bytes)
     if parts < 2 or not all(ref.block.inserts for ref in refs):
         return [refs]
     divided: list[list[BlockRef]] = [[] for _ in range(parts)]
@@ -295,10 +295,10 @@ def divide(refs: list[BlockRef], parts: int, least: int) -> list[list[BlockRef]]
 def messages(
     directory: Path, refs: Sequence[BlockRef], applied: Lsn | None = None, end: Lsn | None = None
 ) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
-    """The messages that count, block by block, in commit order; with `commit_lsn` filled in.
+    """The messages to apply, block by block, in commit order, with `commit_lsn` filled in.
 
-    `applied` is what the table itself says: after a crash it may be ahead of the position that was recorded.
-    `end`: only what committed before it.
+    `applied` is the LSN in the table: after a crash it may be ahead of the recorded position. `end`: only messages that
+    committed before it.
     """
     for ref in refs:
         position = max(ref.position, applied or INVALID_LSN)
@@ -310,8 +310,8 @@ def messages(
             continue
         batch = read_block(directory, ref.segment, 0)
         if ref.aborted:
-            gone = pa.array(sorted(ref.aborted), pa.uint32())
-            batch = batch.filter(pc.invert(pc.is_in(batch.column("xid"), gone)))
+            aborted = pa.array(sorted(ref.aborted), pa.uint32())
+            batch = batch.filter(pc.invert(pc.is_in(batch.column("xid"), aborted)))
         if ref.commit_lsn is not None:
             lsn = pa.array(np.full(batch.num_rows, ref.commit_lsn, np.uint64))
             batch = batch.set_column(batch.schema.get_field_index("commit_lsn"), batch.schema.field("commit_lsn"), lsn)

@@ -1,7 +1,7 @@
-"""The reading end: the transactions of the log, in commit order, as the protocol's messages.
+"""Read the transactions of the log, in commit order, as pgoutput messages.
 
-This is for people and small tools, so it decodes message by message. It reads along while a receiver writes, needs no
-lock, and holds one segment in memory, however large a transaction is.
+This is for people and small tools, so it decodes message by message. It needs no lock and can read while a receiver
+writes. It has one segment in memory, whatever the size of a transaction.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from walmere.pgoutput import messages as m
 from walmere.pgoutput.decode import decode
 from walmere.pgoutput.relation import RelationVersion, RelMap
 
-_POLL: Final = 0.1
-_FRAMES: Final = (m.Begin, m.Commit, m.BeginPrepare, m.Prepare, m.Origin, m.Relation, m.Type)
+_POLL_SECONDS: Final = 0.1
+_NO_CHANGES: Final = (m.Begin, m.Commit, m.BeginPrepare, m.Prepare, m.Origin, m.Relation, m.Type)
 
 Wanted = Callable[[m.Relation], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Insert, Update, Delete, Truncate or logical Message, and the relations it speaks of."""
+    """Insert, Update, Delete, Truncate or logical Message, with its relations."""
 
     sequence: int
     lsn: Lsn
@@ -48,7 +48,7 @@ class LoggedTransaction:
     commit_lsn: Lsn
     commit_time: datetime
     origin: str | None
-    changes: Iterator[Change]  # to be read before the next transaction is asked for
+    changes: Iterator[Change]  # must be read before the next transaction
 
 
 class Reader:
@@ -73,9 +73,9 @@ class Reader:
         wanted: Wanted | None = None,
         follow: Callable[[], bool] = lambda: False,
     ) -> Iterator[LoggedTransaction]:
-        """Transactions whose commit is at or after `start`, with their changes of the wanted relations.
+        """Transactions that committed at or after `start`, with their changes of the wanted relations.
 
-        Ends with the log; but goes on waiting for more as long as `follow` says so.
+        Ends at the log's end; but waits for more as long as `follow` returns True.
         """
         if INVALID_LSN < start < self._end:
             raise ChangeLogError(
@@ -83,22 +83,22 @@ class Reader:
                 f"the log begins at {self._end}; earlier changes have been removed",
             )
         while True:
-            replaced = self._manifest.replaced()  # asked first: the old file does not grow any more, so read it out
+            replaced = self._manifest.replaced()  # first: a replaced file does not grow, so it is read to its end
             for entry in self._manifest.entries():
                 if isinstance(entry, RelationVersion):
                     self._relations.add(entry)
                 elif entry.end_lsn > self._end:
                     self._end = entry.end_lsn
-                    yield from self._of(entry, start, wanted)
+                    yield from self._read(entry, start, wanted)
             if replaced:
-                self._go_on()
+                self._open_next()
             elif follow():
-                time.sleep(_POLL)
+                time.sleep(_POLL_SECONDS)
             else:
                 return
 
-    def _go_on(self) -> None:
-        """With the manifest that has taken the place of the one that was read to its end."""
+    def _open_next(self) -> None:
+        """Continue with the manifest that has replaced this one."""
         self._manifest.close()
         self._manifest = Manifest(self._directory)
         begins = self._manifest.header.start_lsn
@@ -108,7 +108,7 @@ class Reader:
                 f"the log now begins at {begins}; earlier changes have been removed",
             )
 
-    def _of(self, entry: Record, start: Lsn, wanted: Wanted | None) -> Iterator[LoggedTransaction]:
+    def _read(self, entry: Record, start: Lsn, wanted: Wanted | None) -> Iterator[LoggedTransaction]:
         match entry:
             case Transaction() if entry.commit_lsn >= start:
                 time_ = m.at(entry.commit_time)
@@ -117,15 +117,15 @@ class Reader:
                 if wanted is None or any(self._is_wanted(block, wanted) for block in blocks):
                     yield LoggedTransaction(entry.xid, entry.commit_lsn, time_, entry.origin, changes)
             case Transactions() if entry.commit_lsn >= start:
-                yield from self._whole(entry.segment, start, wanted)
+                yield from self._read_segment(entry.segment, start, wanted)
 
-    def _whole(self, segment: Segment, start: Lsn, wanted: Wanted | None) -> Iterator[LoggedTransaction]:
+    def _read_segment(self, segment: Segment, start: Lsn, wanted: Wanted | None) -> Iterator[LoggedTransaction]:
         """The transactions of a segment that holds several."""
         rows = self._rows(segment, wanted)
         commits = rows.column("commit_lsn").to_pylist()
-        # a message outside transactions may have the LSN of the commit that follows it, but never its xid
-        whose = list(zip(commits, rows.column("xid").to_pylist(), strict=True))
-        edges = [i for i in range(len(whose)) if i == 0 or whose[i] != whose[i - 1]] + [len(whose)]
+        # a message outside of transactions may have the LSN of the next commit, but never its xid
+        keys = list(zip(commits, rows.column("xid").to_pylist(), strict=True))
+        edges = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]] + [len(keys)]
         for begin, end in itertools.pairwise(edges):
             if commits[begin] < start:
                 continue
@@ -136,17 +136,17 @@ class Reader:
                 Lsn(commits[begin]),
                 m.at(time_.value),
                 origin.as_py(),
-                self._decoded(part, segment.streamed, frozenset()),
+                self._decode(part, segment.streamed, frozenset()),
             )
 
     def _changes(
         self, segments: tuple[Segment, ...], wanted: Wanted | None, aborted: frozenset[int]
     ) -> Iterator[Change]:
         for segment in segments:
-            yield from self._decoded(self._rows(segment, wanted), segment.streamed, aborted)
+            yield from self._decode(self._rows(segment, wanted), segment.streamed, aborted)
 
     def _rows(self, segment: Segment, wanted: Wanted | None) -> pa.Table:
-        """The messages of a segment in their order, with the version of their relation; only of the wanted ones."""
+        """The messages of the wanted relations of a segment, in order, with the version of their relation."""
         parts = []
         for index, block in enumerate(segment.blocks):
             if wanted is not None and not self._is_wanted(block, wanted):
@@ -175,16 +175,16 @@ class Reader:
             return False
         try:
             return wanted(self._relations.get(block.relation, block.version).relation)
-        except ProtocolError:  # a definition that was rolled back is not in the log, and neither are its rows
+        except ProtocolError:  # a definition that was rolled back is not in the log, and has no rows
             return False
 
-    def _decoded(self, rows: pa.Table, streamed: bool, aborted: frozenset[int]) -> Iterator[Change]:
+    def _decode(self, rows: pa.Table, streamed: bool, aborted: frozenset[int]) -> Iterator[Change]:
         last = -1
         for batch in rows.to_batches():
             columns = [batch.column(name) for name in ("sequence", "lsn", "xid", "relation", "version", "message")]
             for sequence, lsn, xid, relation, version, data in zip(*(c.to_pylist() for c in columns), strict=True):
                 if sequence == last or xid in aborted:
-                    continue  # a Truncate stands in the block of every relation it empties
+                    continue  # a Truncate is in the block of every relation that it empties
                 last = sequence
                 message = decode(data, streamed=streamed)
                 if isinstance(message, m.Insert | m.Update | m.Delete):
@@ -194,6 +194,6 @@ class Reader:
                 elif isinstance(message, m.LogicalMessage):
                     relations = ()
                 else:
-                    assert isinstance(message, _FRAMES)
+                    assert isinstance(message, _NO_CHANGES)
                     continue
                 yield Change(sequence, Lsn(lsn), message, relations)

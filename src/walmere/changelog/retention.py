@@ -1,8 +1,8 @@
-"""Retention: a segment goes when every sink has applied it and its keep time is over.
+"""Retention: remove segments that every sink has applied, when they are older than `keep_seconds`.
 
-The oldest records go, never one from the middle, so the log stays one piece. A new manifest without them replaces the
-old in one step, then their files are deleted; after a crash in between, the files are merely left-overs. Definitions of
-relations stay: they are small, and later blocks refer to them. So does a prepared transaction that is still waiting.
+Only the oldest records are removed, so the log has no gaps. First a new manifest without them replaces the old one
+atomically, then their files are deleted. After a crash in between, the next start deletes the files. Definitions of
+relations stay: they are small, and later blocks refer to them. So do prepared transactions that are not yet committed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from walmere.changelog.writer import Flusher, Writer
 from walmere.lsn import Lsn
 from walmere.pgoutput.relation import RelationVersion
 
-_IDLE: Final = 1000
-"""Records of a mere position that are worth a new manifest: an idle source makes some every minute."""
+_MIN_POSITIONS: Final = 1000
+"""Write a new manifest to remove this many `position` records: an idle source makes some every minute."""
 
 
 def submit(writer: Writer, applied: Lsn | None, keep_seconds: float) -> None:
-    """Let the writer's flusher trim the log in its turn. `applied`: by every sink; None if there is none."""
+    """Trim the log in the flusher's thread. `applied`: by every sink; None if there is no sink."""
     writer.trim(partial(_trim, applied, time.time() - keep_seconds))
 
 
@@ -39,40 +39,40 @@ def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
     directory = flusher.directory
     kept: list[Entry] = []
     waiting: dict[str, Prepared] = {}
-    gone: list[str] = []
+    removed: list[str] = []
     with Manifest(directory) as source:
         header = source.header
         start, sequence = header.start_lsn, header.first_sequence
-        removing, idle = True, 0
+        removing, positions = True, 0
         for entry in source.entries():
             if isinstance(entry, RelationVersion):
                 kept.append(entry)
                 continue
-            removing = removing and _may_go(entry, applied, before)
+            removing = removing and _may_remove(entry, applied, before)
             if not removing:
                 kept.append(entry)
                 continue
             start, sequence = max(start, entry.end_lsn), max(sequence, entry.last_sequence + 1)
-            idle += isinstance(entry, Position)
+            positions += isinstance(entry, Position)
             match entry:
                 case Prepared():
                     waiting[entry.gid] = entry
                 case RolledBack():
                     waiting.pop(entry.gid, None)
                 case Transactions() | Transaction():
-                    gone.extend(segment.file for segment in entry.segments)
+                    removed.extend(segment.file for segment in entry.segments)
                     if isinstance(entry, Transaction) and entry.gid is not None:
                         waiting.pop(entry.gid, None)
-    if not gone and idle < _IDLE:
+    if not removed and positions < _MIN_POSITIONS:
         return
     trimmed = replace(header, start_lsn=start, first_sequence=sequence)
     manifest.create(directory, trimmed, [*waiting.values(), *kept])
     flusher.reopen()
-    for file in gone:
+    for file in removed:
         (directory / file).unlink(missing_ok=True)
 
 
-def _may_go(entry: manifest.Record, applied: Lsn | None, before: float) -> bool:
+def _may_remove(entry: manifest.Record, applied: Lsn | None, before: float) -> bool:
     if applied is not None and entry.end_lsn > applied:
         return False
     return not isinstance(entry, Transactions | Transaction) or entry.commit_time < before * 1e6

@@ -1,6 +1,6 @@
 """Find records of a manifest by LSN, without reading all of it.
 
-`walmere status` is asked often, and a manifest may have hundreds of thousands of lines. Its LSNs only grow: the first
+`walmere status` may run often, and a manifest may have hundreds of thousands of lines. Its LSNs only grow, so the first
 record after an LSN is found by bisection, and the last one by reading backwards.
 """
 
@@ -16,8 +16,8 @@ from walmere.changelog.manifest import Manifest, Transaction, Transactions, pars
 from walmere.lsn import Lsn
 
 _RECORD: Final = re.compile(rb'[0-9a-f]{8} \{"([a-z]+)":\{"end_lsn":"([0-9A-F]+)/([0-9A-F]+)"')
-_HEAD: Final = 100
-"""Bytes of a line that `_RECORD` may need."""
+_HEAD_BYTES: Final = 100
+"""`_RECORD` matches within this many bytes of a line."""
 _COMMITS: Final = (b"transactions", b"transaction")
 _BLOCK: Final = re.compile(rb"\[(\d+),\d+,\d+,")
 """The beginning of a block: its relation. (A list of aborted subtransactions may look the same.)"""
@@ -30,16 +30,16 @@ class ManifestSearch(Manifest):
         super().__init__(directory)
         self._first = self.position
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._end = self._map.rfind(b"\n") + 1  # what follows is torn, or being written
+        self._end = self._map.rfind(b"\n") + 1  # an incomplete line after it is torn, or being written
 
     def close(self) -> None:
-        """End reading."""
+        """Close the file."""
         self._map.close()
         super().close()
 
     @property
     def end_lsn(self) -> Lsn:
-        """Everything that was committed before it is in the log."""
+        """Everything that committed before this LSN is in the log."""
         for _, lsn, at in self._backwards():
             if self._content(at) is not None:
                 return lsn
@@ -47,7 +47,7 @@ class ManifestSearch(Manifest):
 
     @property
     def last_commit_time(self) -> int | None:
-        """Of the newest transaction; microseconds of Unix time."""
+        """The commit time of the newest transaction, in microseconds of Unix time."""
         for kind, _, at in self._backwards():
             if kind in _COMMITS and (record := self._record(at)) is not None:
                 return record.commit_time
@@ -56,7 +56,7 @@ class ManifestSearch(Manifest):
     def records_after(self, lsn: Lsn, relations: Set[int]) -> Iterator[Transactions | Transaction]:
         """The committed records that end after an LSN and may have changes of these relations, in commit order.
 
-        The caller may take relations out of the set meanwhile; when it is empty, nothing more is read.
+        The caller may remove relations from the set while it reads; when it is empty, this ends.
         """
         for at, line in self._commit_lines(lsn):
             if not relations:
@@ -72,7 +72,7 @@ class ManifestSearch(Manifest):
                 yield record
 
     def _commit_lines(self, lsn: Lsn) -> Iterator[tuple[int, bytes]]:
-        """Place and text of the lines of committed records that end after an LSN."""
+        """Byte offset and text of the lines of committed records that end after an LSN."""
         at = self._first_after(lsn)
         while at < self._end:
             end = self._map.find(b"\n", at) + 1
@@ -83,7 +83,7 @@ class ManifestSearch(Manifest):
             at = end
 
     def _first_after(self, lsn: Lsn) -> int:
-        """Where the lines begin that are after an LSN."""
+        """The offset of the first line after an LSN."""
         low, high = self._first, self._end
         while low < high:
             begin = max(low, self._map.rfind(b"\n", low, (low + high) // 2) + 1)
@@ -98,16 +98,16 @@ class ManifestSearch(Manifest):
         return low
 
     def _backwards(self) -> Iterator[tuple[bytes, Lsn, int]]:
-        """Kind, end and place of each record, the last one first."""
+        """Kind, end LSN and offset of each record, the last one first."""
         end = self._end
         while end > self._first:
             begin = self._map.rfind(b"\n", 0, end - 1) + 1
-            if (head := _RECORD.match(self._map[begin : begin + _HEAD])) is not None:
+            if (head := _RECORD.match(self._map[begin : begin + _HEAD_BYTES])) is not None:
                 yield head[1], _lsn(head), begin
             end = begin
 
     def _lsn(self, at: int) -> Lsn | None:
-        head = _RECORD.match(self._map[at : at + _HEAD])
+        head = _RECORD.match(self._map[at : at + _HEAD_BYTES])
         return None if head is None else _lsn(head)
 
     def _record(self, at: int) -> Transactions | Transaction | None:
@@ -116,7 +116,7 @@ class ManifestSearch(Manifest):
         return entry if isinstance(entry, Transactions | Transaction) else None
 
     def _content(self, at: int) -> dict[str, Any] | None:
-        """The line at this place, checked; None if it is the last one and torn."""
+        """The line at this offset, checked; None if it is the last one and torn."""
         self.position = at
         return self._line()
 

@@ -1,13 +1,12 @@
 """A segment: an immutable Arrow IPC file of messages, grouped by relation.
 
-Each record batch is a *block*: the messages of one relation under one definition, in the order they came, so that
-the task of one table reads its own blocks and no others. Relation 0 is for messages that belong to no relation
-(Begin, Commit, Relation, Type, Origin, logical messages). A Truncate stands in the block of each relation it empties,
-every time under its one sequence number. Sorting a segment by `sequence` therefore gives back the stream, but for
-those repetitions.
+Each record batch is a *block*: the messages of one relation with one definition, in order of arrival, so that a task
+reads only the blocks of its table. Relation 0 is for messages without a relation (Begin, Commit, Relation, Type,
+Origin, logical messages). A Truncate is in the block of each relation that it empties, always with the same sequence
+number. So a segment sorted by `sequence` is the stream again, apart from these repetitions.
 
-A segment is written under a temporary name; it gets its own only when it is whole and fsynced, so a file with a
-segment's name is complete, and any Arrow tool can open it. Each block's checksum is in the manifest.
+A segment is written under a temporary name, and renamed when it is complete and fsynced. So a file with a segment's
+name is complete, and any Arrow tool can open it. The checksum of each block is in the manifest.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SCHEMA: Final = pa.schema(
         pa.field("kind", pa.string(), nullable=False),  # the protocol's own letter
         pa.field("relation", pa.uint32(), nullable=False),  # OID, or 0
         pa.field("xid", pa.uint32(), nullable=False),  # inside a streamed transaction, of the subtransaction
-        pa.field("commit_lsn", pa.uint64()),  # null while in progress: then the manifest has it
+        pa.field("commit_lsn", pa.uint64()),  # null in a spooled transaction: then it is in the manifest
         pa.field("commit_time", pa.timestamp("us", "UTC")),
         pa.field("origin", pa.string()),
         pa.field("message", pa.binary(), nullable=False),  # as pgoutput sent it
@@ -60,7 +59,7 @@ class Block:
     offset: int  # of the batch in the file
     length: int
     checksum: int  # CRC-32 of those bytes
-    inserts: bool  # and nothing else: such blocks can be applied side by side
+    inserts: bool  # only: such blocks can be applied in parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +73,13 @@ class Segment:
 
     @property
     def rows(self) -> int:
-        """How many messages it holds."""
+        """The number of messages."""
         return sum(block.rows for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive messages with all that a segment says of them, still in the buffer they came in."""
+    """Consecutive messages, still in the buffer they came in, with the other columns of a segment."""
 
     scan: Scan
     rows: slice  # of the scan
@@ -91,10 +90,10 @@ class Chunk:
     commit_lsn: U64 | None
     commit_time: I64 | None
     origin: npt.NDArray[np.object_] | None
-    truncates: tuple[tuple[int, int, int], ...] = ()  # (row, relation, version), one for each relation emptied
+    truncates: tuple[tuple[int, int, int], ...] = ()  # (row, relation, version) for each relation emptied
 
     def groups(self) -> Iterator[tuple[int, int, I64]]:
-        """The rows of each relation and version, in order."""
+        """Relation, version and rows of each block, in order."""
         key = self.relation.astype(np.uint64) << np.uint64(32) | self.version
         row = np.arange(len(key))
         if self.truncates:
@@ -138,7 +137,7 @@ def _letters(kind: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def _slices(buffer: npt.NDArray[np.uint8], start: I64, end: I64) -> pa.Array:
-    """The bytes between each start and end: an array of value, gap, value, gap, … of which every second is taken."""
+    """The bytes between each start and end. Takes every second item of an array value, gap, value, gap, …"""
     offsets = np.empty(2 * len(start), np.int32)
     offsets[0::2], offsets[1::2] = start, end
     both = pa.BinaryArray.from_buffers(
@@ -148,7 +147,7 @@ def _slices(buffer: npt.NDArray[np.uint8], start: I64, end: I64) -> pa.Array:
 
 
 class SegmentWriter:
-    """Writes one segment file; `seal` ends the writing, `publish` makes it durable under its name."""
+    """Writes one segment file. `seal` completes it, `finish` makes it durable under its name."""
 
     def __init__(self, directory: Path, file: str, *, streamed: bool = False) -> None:
         self.path = directory / file
@@ -184,25 +183,25 @@ class SegmentWriter:
             )
 
     def seal(self) -> Segment:
-        """Write the footer. The file is whole, but neither durable nor visible yet."""
+        """Write the footer. The file is complete, but not yet durable."""
         self._writer.close()
         return Segment(self.path.name, self.sink.position, self.streamed, tuple(self._blocks))
 
     def finish(self) -> None:
-        """Make the file durable, then give it its name. The directory is the caller's to fsync."""
+        """Fsync the file and rename it. The caller fsyncs the directory."""
         self.sink.sync()
         self.sink.path.rename(self.path)
 
     def discard(self) -> None:
-        """Forget the file."""
+        """Delete the file."""
         self.sink.release()
         self.sink.path.unlink(missing_ok=True)
 
 
 class _ChecksummedFile:
-    """A file for Arrow to write to, that keeps the checksum of what went by since `begin`."""
+    """A file that Arrow writes to. It has the checksum of what was written since `begin`."""
 
-    closed = False  # asked for by Arrow, which may not close it: it has to be fsynced after the footer
+    closed = False  # Arrow reads it. Arrow must not close the file, which is fsynced after the footer
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -224,7 +223,7 @@ class _ChecksummedFile:
         return written
 
     def flush(self) -> None:
-        """There is no buffer: Arrow writes whole blocks."""
+        """Arrow calls this. There is no buffer."""
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
@@ -237,14 +236,14 @@ class _ChecksummedFile:
 
 
 def read_block(directory: Path, segment: Segment, index: int) -> pa.RecordBatch:
-    """One block, checked against its checksum."""
+    """Read one block, and check it against its checksum."""
     block = segment.blocks[index]
     with open_segment(directory, segment) as source:
         source.seek(block.offset)
         data = source.read_buffer(block.length)
         if zlib.crc32(data) != block.checksum:
             raise damaged(directory / segment.file, f"block {index} fails its checksum")
-        # from these bytes, which were checked, and not through the file's footer, which has no checksum
+        # not through the file's footer, which has no checksum
         messages = pa.BufferReader(data)
         if not block.offset:  # the first block has the file's magic bytes and its schema before it
             messages.seek(_MAGIC)
@@ -253,7 +252,7 @@ def read_block(directory: Path, segment: Segment, index: int) -> pa.RecordBatch:
 
 
 def open_segment(directory: Path, segment: Segment) -> pa.MemoryMappedFile:
-    """Open a segment's file, if it is there and as long as the manifest says."""
+    """Open a segment's file. Raises ChangeLogDamaged if it is missing or its length is wrong."""
     path = directory / segment.file
     try:
         source = pa.memory_map(str(path))
@@ -267,7 +266,7 @@ def open_segment(directory: Path, segment: Segment) -> pa.MemoryMappedFile:
 
 
 def damaged(path: Path, wrong: str) -> ChangeLogDamaged:
-    """The error for a segment that cannot be trusted."""
+    """The error for a damaged segment."""
     return ChangeLogDamaged(
         f"reading segment {path}",
         wrong,
