@@ -133,7 +133,7 @@ def test_an_append_that_failed_half_way_is_mended_by_the_next(tmp_path: Path, mo
 def test_what_nobody_can_read_any_more_goes_and_the_state_before_the_oldest_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "TRIM", 10)
+    monkeypatch.setattr(history, "TRIM_AFTER", 10)
     ledger = Ledger(tmp_path, keep_seconds=3600)
     start = points.now() - 3 * HOUR
     sizes = []
@@ -173,7 +173,7 @@ def test_a_longer_time_to_keep_brings_nothing_back(tmp_path: Path) -> None:
 
 
 def _write(directory: Path, count: int) -> None:
-    history.TRIM = 5  # type: ignore[misc]
+    history.TRIM_AFTER = 5  # type: ignore[misc]
     ledger = Ledger(directory, keep_seconds=0)
     for number in range(1, count + 1):
         ledger.append(entry(number, a=number, b=number // 3))

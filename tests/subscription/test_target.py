@@ -57,15 +57,15 @@ def test_a_table_that_lost_commits_is_taken_out_of_the_points_that_have_them(tmp
     ledger = Ledger(tmp_path)
     for number in (1, 2, 3, 4):
         ledger.append(Entry(Lsn(100 * number), None, {"public.a": number, "public.b": 1}))
-    assert ledger.take_out("public.a", Lsn(300), 2)
+    assert ledger.remove_table("public.a", Lsn(300), 2)
     assert [dict(each.versions) for each in Ledger(tmp_path).entries()] == [
         {"public.a": 1, "public.b": 1},
         {"public.a": 2, "public.b": 1},
         {"public.b": 1},
         {"public.b": 1},
     ]
-    assert ledger.take_out("public.b", Lsn(100), 1)
-    assert not ledger.take_out("public.b", Lsn(100), 1)
+    assert ledger.remove_table("public.b", Lsn(100), 1)
+    assert not ledger.remove_table("public.b", Lsn(100), 1)
     ledger.append(Entry(Lsn(500), None, {"public.a": 3, "public.b": 2}))
     assert [sorted(each.versions) for each in Ledger(tmp_path).entries()][1:] == [
         ["public.a"],

@@ -1,1 +1,1 @@
-"""Which versions of the tables belong together: the ledger, and its copy in the lake for readers."""
+"""The ledger, which lists the versions of the tables that belong together, and its copy in the lake."""

@@ -1,21 +1,21 @@
-"""Points: LSNs of the source at which versions of all tables belong together. And how they are written down.
+"""Points: LSNs of the source at which versions of all tables belong together. And the format of their file.
 
-Tables are committed one by one, so their newest versions need not belong together. A point says which do: everything
-that committed before its LSN is in its versions, in all tables, and nothing after.
+Tables are committed one by one, so their newest versions may not belong together. A point has versions that do: they
+contain everything that committed before its LSN, in all tables, and nothing after.
 
-Lines of JSON, oldest first; the first is about the file itself:
+The file has lines of JSON, oldest first. The first line is the header:
 
     {"format": "walmere ledger", "version": 1, "keep_seconds": 3600.0}
     {"lsn": "0/1A2B3C8", "commit_time": "2026-11-15T12:00:00.123456Z", "began": "2026-11-15T12:00:00.623456Z",
      "versions": {"public.orders": 7, "public.customers": 3}, "left": []}
     {"lsn": "0/1A2C000", "commit_time": …, "began": …, "versions": {"public.orders": 8}, "left": []}
 
-The first point has the versions of all tables. Each one after it has those that are others than before, and which
-tables are no longer part of it. A last line that is not whole is none: it is being written, or a crash has torn it.
+The first point has the versions of all tables. Each later one has the versions that have changed, and in `left` the
+tables that are no longer part of it. An incomplete last line is ignored: it is being written, or a crash has torn it.
 
-How long a point can be read: while the files of its versions are there. The batch that replaces them begins when the
-next point's `began` says, so they were in use until then, and a sink keeps what is out of use for `keep_seconds`. The
-newest point can always be read.
+A point can be read while the files of its versions exist. They are in use until the batch of the next point begins,
+which is that point's `began`, and the sink keeps them for `keep_seconds` after that. The newest point can always be
+read.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def now() -> int:
 
 
 def moment(microseconds: int) -> datetime:
-    """Unix time as a time."""
+    """A time from microseconds of Unix time."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def microseconds(when: datetime) -> int:
-    """The inverse, exactly."""
+    """The inverse of `moment`, without rounding."""
     return (when - _EPOCH) // _MICROSECOND
 
 
 def iso(time: int | None) -> str | None:
-    """As it is written: ISO 8601, UTC."""
+    """A time as it is written to files: ISO 8601, UTC."""
     return None if time is None else moment(time).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -62,9 +62,9 @@ class Entry:
     """A point at which all tables are consistent."""
 
     lsn: Lsn
-    commit_time: int | None  # microseconds of Unix time, of the newest transaction; None: of the same as before
-    versions: Mapping[str, int]  # of every table of the subscription that has been copied
-    began: int = field(default_factory=now, compare=False)  # likewise, when the batch began that led here
+    commit_time: int | None  # of the newest transaction, in microseconds of Unix time; None: as in the point before
+    versions: Mapping[str, int]  # of each table of the subscription that has been copied
+    began: int = field(default_factory=now, compare=False)  # when the batch of this point began, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +88,15 @@ class Points:
         return len(self._lines)
 
     def __iter__(self) -> Iterator[Entry]:
-        """All of them, oldest first."""
+        """All points, oldest first."""
         versions: Mapping[str, int] = {}
         for line in self._lines:
             if line.versions or line.left:
-                versions = _moved(versions, line)
+                versions = _versions_after(versions, line)
             yield Entry(line.lsn, line.commit_time, versions, line.began)
 
     def __getitem__(self, index: int) -> Entry:
-        """One of them, by its place from the first on; what is asked for is seldom more than one."""
+        """The point with this index. Slower than iterating, if all are needed."""
         versions: dict[str, int] = {}
         for line in self._lines[: index + 1]:
             versions.update(line.versions)
@@ -110,40 +110,40 @@ class Points:
 
     @property
     def times(self) -> list[int]:
-        """Of each, when its newest transaction committed. Of one before any that is known: when it was made."""
+        """For each point, the commit time of its newest transaction; if that is not known, when the point was made."""
         return [line.began if line.commit_time is None else line.commit_time for line in self._lines]
 
     def first_readable(self, time: int) -> int:
-        """The place of the oldest one whose files must still be there."""
+        """The index of the oldest point whose files must still exist."""
         return expired([line.began for line in self._lines], time, self.keep_seconds)
 
 
-def _moved(versions: Mapping[str, int], line: _Line) -> Mapping[str, int]:
-    moved = {**versions, **line.versions}
+def _versions_after(versions: Mapping[str, int], line: _Line) -> Mapping[str, int]:
+    after = {**versions, **line.versions}
     for name in line.left:
-        moved.pop(name, None)
-    return moved
+        after.pop(name, None)
+    return after
 
 
 def newest(values: Sequence[int], limit: int) -> int:
-    """The place of the last LSN or time that is not after another, or -1."""
-    return max((place for place, value in enumerate(values) if value <= limit), default=-1)
+    """The index of the last value that is not greater than `limit`, or -1."""
+    return max((index for index, value in enumerate(values) if value <= limit), default=-1)
 
 
 def expired(began: Sequence[int], time: int, keep_seconds: float) -> int:
-    """How many points, from the oldest on, cannot be read any more for certain, by when each one began."""
-    # clocks may go back; what began after something that is still needed is needed, too
+    """How many points, from the oldest on, may no longer be readable, by when each of them began."""
+    # clocks may go back: everything after a point that is still needed is needed too
     before = time - keep_seconds * 1e6
-    return max(next((place for place, each in enumerate(began) if each > before), len(began)) - 1, 0)
+    return max(next((index for index, each in enumerate(began) if each > before), len(began)) - 1, 0)
 
 
 def render_header(keep_seconds: float) -> bytes:
-    """The line that a file begins with."""
+    """The first line of a file."""
     return _json({"format": FORMAT, "version": VERSION, "keep_seconds": keep_seconds})
 
 
 def render(entry: Entry, before: Entry | None) -> bytes:
-    """The line of a point that follows another, or none."""
+    """The line of a point. `before` is the point in the line before, if there is one."""
     known: Mapping[str, int] = {} if before is None else before.versions
     return _json(
         {
@@ -157,7 +157,7 @@ def render(entry: Entry, before: Entry | None) -> bytes:
 
 
 def render_all(entries: Iterable[Entry], keep_seconds: float) -> bytes:
-    """A whole file."""
+    """The content of a file."""
     lines = [render_header(keep_seconds)]
     before: Entry | None = None
     for entry in entries:
@@ -167,23 +167,23 @@ def render_all(entries: Iterable[Entry], keep_seconds: float) -> bytes:
 
 
 def parse(content: bytes, where: str) -> Points:
-    """Read a file. Raises ChangeLogVersion for a format that is not known, ChangeLogDamaged for what is none."""
+    """Read a file. Raises ChangeLogVersion for an unknown version, ChangeLogDamaged for what is not a ledger."""
     doing = f"reading {where}"
-    *whole, rest = content.split(b"\n")
-    header = _header(doing, whole[0] if whole else rest)
+    *complete, rest = content.split(b"\n")
+    header = _header(doing, complete[0] if complete else rest)
     lines = []
     torn = bool(rest)
-    for number, text in enumerate(whole[1:], 2):
+    for number, text in enumerate(complete[1:], 2):
         try:
             lines.append(_line(json.loads(text)))
         except (ValueError, KeyError, TypeError, AttributeError):
-            if number < len(whole):
-                raise ChangeLogDamaged(doing, f"line {number} cannot be read", _REMEDY) from None
+            if number < len(complete):
+                raise ChangeLogDamaged(doing, f"line {number} cannot be read", _HINT) from None
             torn = True
     return Points(lines, header["keep_seconds"], torn=torn)
 
 
-_REMEDY: Final = "delete the file: `walmere run` creates it again; older points can no longer be read"
+_HINT: Final = "delete the file: `walmere run` creates it again; older points can no longer be read"
 
 
 def _header(doing: str, text: bytes) -> dict[str, Any]:
@@ -191,15 +191,15 @@ def _header(doing: str, text: bytes) -> dict[str, Any]:
         header: dict[str, Any] = json.loads(text)
         known = header.get("format") == FORMAT
     except (ValueError, AttributeError):
-        raise ChangeLogDamaged(doing, "this is not a ledger", _REMEDY) from None
+        raise ChangeLogDamaged(doing, "this is not a ledger", _HINT) from None
     if not known:
-        raise ChangeLogVersion(doing, "it has no format version; an early version of Walmere wrote it", _REMEDY)
+        raise ChangeLogVersion(doing, "it has no format version; an early version of Walmere wrote it", _HINT)
     check_version(doing, header)
     return header
 
 
 def check_version(doing: str, content: Mapping[str, Any]) -> None:
-    """Refuse what another Walmere has written in another way."""
+    """Refuse a format version that this version of Walmere does not read."""
     if content.get("version") != VERSION:
         raise ChangeLogVersion(
             doing,

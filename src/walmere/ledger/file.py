@@ -1,8 +1,8 @@
-"""A file of points that grows, for as long as they can be read. There is one writer, and any number of readers.
+"""The file of points. It has one writer, and any number of readers.
 
-In a subscription's directory it is the ledger, in a lake what readers see of it. The writer reads it once, and appends.
-Every now and then it writes the file anew, without the points that cannot be read any more, and puts it in the old
-one's place: a reader has one or the other. Readers change nothing.
+In a subscription's directory it is the ledger, and in the lake its copy for readers. The writer reads the file once,
+then appends. From time to time it writes a new file without the points that can no longer be read. It replaces the old
+one atomically. Readers never change the file.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from walmere.lsn import Lsn
 from walmere.storage import Directory
 
 KEEP_SECONDS: Final = 3600.0
-TRIM: Final = 1000
-"""Points that nobody can read any more: so many are worth a new file, if they are half of the old one."""
+TRIM_AFTER: Final = 1000
+"""Write a new file when this many points can no longer be read, and they are half of the file."""
 
 
 class History:
-    """See above."""
+    """A file of points, to read or to write."""
 
     def __init__(self, directory: Directory, keep_seconds: float = KEEP_SECONDS) -> None:
         self._directory = directory
         self._keep_seconds = keep_seconds
-        self._began: list[int] | None = None  # of every point in the file; None: we are not its writer
+        self._began: list[int] | None = None  # of each point in the file; None: this is not its writer
         self._last: Entry | None = None
 
     def points(self) -> Points:
@@ -47,43 +47,43 @@ class History:
         """The newest point."""
         if self._began is not None:
             return self._last
-        there = self.points()
-        return there[len(there) - 1] if len(there) else None
+        found = self.points()
+        return found[len(found) - 1] if len(found) else None
 
     def at(self, lsn: Lsn) -> Entry | None:
-        """The point of exactly this LSN; of several, the newest: tables that were copied have joined the others."""
-        there = self.points()
-        place = points.newest(there.lsns, lsn)
-        return there[place] if place >= 0 and there.lsns[place] == lsn else None
+        """The point of exactly this LSN; of several, the newest. A copied table makes a second one."""
+        found = self.points()
+        index = points.newest(found.lsns, lsn)
+        return found[index] if index >= 0 and found.lsns[index] == lsn else None
 
     def open(self) -> list[Entry]:
-        """Become the writer: mend what a crash has left, and forget what cannot be read any more. Returns the rest."""
-        there = self.points()
-        gone = there.first_readable(points.now())
-        kept = list(there)[gone:]
-        # a longer time to keep is kept to from now on, and brings back nothing
-        if gone or there.torn or (kept and there.keep_seconds != self._keep_seconds):
+        """Become the writer. Repairs the file after a crash, and removes points that can no longer be read."""
+        found = self.points()
+        expired = found.first_readable(points.now())
+        kept = list(found)[expired:]
+        # a longer `keep_seconds` holds from now on; points that were removed stay removed
+        if expired or found.torn or (kept and found.keep_seconds != self._keep_seconds):
             self._write(kept)
-        self._took(kept)
+        self._remember(kept)
         return kept
 
     def restart(self, entries: Iterable[Entry]) -> None:
-        """Become the writer, with these points instead of those in the file; also if there are none."""
+        """Become the writer, and replace the points in the file with these."""
         known = list(entries)
         self._write(known)
-        self._took(known)
+        self._remember(known)
 
     def begin(self, entries: Iterable[Entry]) -> None:
-        """Become the writer, with these points instead of those in the file. If there are none, they stay for now."""
+        """Become the writer, and replace the points in the file with these. If there are none, the file stays."""
         known = list(entries)
         if known:
             self._write(known)
-        self._took(known)
+        self._remember(known)
 
-    def take_out(self, table: str, lsn: Lsn, version: int) -> bool:
-        """Take a table out of all points after an LSN, and of those with a later version of it. Returns if any had it.
+    def remove_table(self, table: str, lsn: Lsn, version: int) -> bool:
+        """Remove a table from points after an LSN, and from those with a later version. Returns whether any had it.
 
-        Only the writer may: its versions after this one are lost, and their numbers will be used again.
+        For a table that has lost versions: their numbers will be used again. Only the writer may call this.
         """
         before = list(self.entries())
         after = [
@@ -95,14 +95,14 @@ class History:
         changed = any(one.versions != other.versions for one, other in zip(before, after, strict=True))
         if changed:
             self._write(after)
-            self._took(after)
+            self._remember(after)
         return changed
 
     def append(self, entry: Entry) -> Entry:
-        """Add a point, durably. Returns it as written: where nothing was committed, with the commit time before."""
+        """Append a point, durably. Returns it as written: without a commit time, it has that of the point before."""
         if self._began is None:
             self.open()
-        began, self._began = self._began or [], None  # if this fails, the next one has to mend it
+        began, self._began = self._began or [], None  # if this fails, the next call repairs the file
         if self._last is None:
             self._write([entry])
         else:
@@ -110,14 +110,14 @@ class History:
                 entry = replace(entry, commit_time=self._last.commit_time)
             self._directory.append(paths.LEDGER, points.render(entry, self._last))
         began.append(entry.began)
-        gone = points.expired(began, points.now(), self._keep_seconds)
-        if gone >= TRIM and 2 * gone >= len(began):
-            self._write(list(self.entries())[gone:])
-            del began[:gone]
+        expired = points.expired(began, points.now(), self._keep_seconds)
+        if expired >= TRIM_AFTER and 2 * expired >= len(began):
+            self._write(list(self.entries())[expired:])
+            del began[:expired]
         self._began, self._last = began, entry
         return entry
 
-    def _took(self, entries: list[Entry]) -> None:
+    def _remember(self, entries: list[Entry]) -> None:
         self._began = [entry.began for entry in entries]
         self._last = entries[-1] if entries else None
 
@@ -126,7 +126,7 @@ class History:
 
 
 class Ledger(History):
-    """A file of entries. Whoever appends first becomes its writer, and is to be the only one."""
+    """The ledger in a subscription's directory."""
 
     def __init__(self, directory: Path, keep_seconds: float = KEEP_SECONDS) -> None:
         super().__init__(Directory(str(directory)), keep_seconds)

@@ -1,12 +1,12 @@
-"""What a lake says of itself: which versions of its tables belong together. For whoever reads it, with whatever engine.
+"""The points in the lake: which versions of its tables belong together. For readers with any engine.
 
-Below the lake's path, `_walmere/<subscription>/` has three files:
+In the lake, `_walmere/<subscription>/` has three files:
 
-    latest.json    the newest point: its LSN, and for each table where it is and which version to pin
+    latest.json    the newest point: its LSN, and for each table its path and the version to pin
     ledger.jsonl   all points that can be read, as `walmere.ledger.entry` writes them
-    owner.json     whose they are, see `walmere.owner`
+    owner.json     the owner of the points, see `walmere.owner`
 
-The second is written before the first, so what that one says is always in it.
+`ledger.jsonl` is written before `latest.json`, so it always has the point of `latest.json`.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _FORMAT: Final = "walmere point"
 
 
 class LakeLedger:
-    """Writes these files."""
+    """Writes the points of a subscription to the lake."""
 
     def __init__(
         self, directory: Directory, subscription: str, path: Callable[[TableName], str], keep_seconds: float
     ) -> None:
         self._directory = directory
         self._subscription = subscription
-        self._path = path  # of a table, below the lake's
+        self._path = path  # of a table, relative to the lake
         self._keep_seconds = keep_seconds
         self._history = History(directory, keep_seconds)
 
     def begin(self, entries: Iterable[Entry]) -> None:
-        """Put right what a crash has left."""
+        """Become the writer, and repair the files after a crash."""
         known = list(entries)
         try:
             self._directory.make()
             self._history.begin(known)
             if known:
-                self._replace(known[-1])
+                self._write_latest(known[-1])
         except OSError as error:
             raise self._failed(error) from error
 
-    def own(self, owner: Owner) -> None:
-        """Write down whose points these are."""
+    def write_owner(self, owner: Owner) -> None:
+        """Write the owner of the points."""
         try:
             self._directory.make()
             if read_owner(self._directory) != owner:
@@ -63,13 +63,13 @@ class LakeLedger:
             raise self._failed(error) from error
 
     def append(self, point: Entry) -> None:
-        """From now on this point is the newest. It is durable when this returns."""
+        """Make this point the newest. It is durable when this returns."""
         try:
-            self._replace(self._history.append(point))
+            self._write_latest(self._history.append(point))
         except OSError as error:
             raise self._failed(error) from error
 
-    def _replace(self, point: Entry) -> None:
+    def _write_latest(self, point: Entry) -> None:
         tables = [(TableName.parse(name), version) for name, version in point.versions.items()]
         content = {
             "format": _FORMAT,
@@ -91,7 +91,7 @@ class LakeLedger:
 
 
 def read_owner(directory: Directory) -> Owner | None:
-    """Whose the points are; None if nobody has said so."""
+    """The owner of the points; None if they have none."""
     text = directory.read(_OWNER)
     return None if text is None else Owner.from_json(text)
 

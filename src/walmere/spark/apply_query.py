@@ -160,9 +160,9 @@ class Apply:
         for name, its in behind:
             lsn, version = (INVALID_LSN, -1) if its.found is None else (its.found.lsn, its.found.version)
             if its.found is None or its.apply_from is not None:
-                changed |= self._ledger.take_out(name, lsn or INVALID_LSN, version)
+                changed |= self._ledger.remove_table(name, lsn or INVALID_LSN, version)
             else:  # what it has may be of any LSN, but its older versions are still there
-                changed |= self._ledger.take_out(name, MAX_LSN, version)
+                changed |= self._ledger.remove_table(name, MAX_LSN, version)
             self._versions.pop(name, None)
         if changed:
             self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.entries())

@@ -44,7 +44,7 @@ def open_ledger(tables: DeltaTables, subscription: str, entries: Iterable[Entry]
     claim(tables, subscription)
     lake_ledger.begin(entries)
     if tables.owner is not None and tables.owner.known:
-        lake_ledger.own(tables.owner)
+        lake_ledger.write_owner(tables.owner)
     return lake_ledger
 
 
@@ -60,7 +60,7 @@ def claim(tables: DeltaTables, subscription: str) -> None:
     if tables.owner is not None and found is not None and not tables.owner.same(found):
         raise owned_by_another(f"writing points to {place.location}", f"the name {subscription}", found)
     if tables.owner is not None and tables.owner.known and tables.take_over:
-        _lake_ledger(tables, subscription).own(tables.owner)
+        _lake_ledger(tables, subscription).write_owner(tables.owner)
 
 
 def tables_of_others(tables: DeltaTables, subscription: str) -> dict[str, str]:
