@@ -186,7 +186,7 @@ def test_files_whose_bounds_exclude_a_key_are_not_opened(sink: DeltaSink, monkey
 def test_bounds_of_every_ordered_type_exclude_files_and_never_wrongly(
     sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, kind: str, many: bool
 ) -> None:
-    monkeypatch.setattr(rewrite, "_EXACT_BOUNDS", 0 if many else 10_000)
+    monkeypatch.setattr(rewrite, "_MAX_EXACT_KEYS", 0 if many else 10_000)
     types = {
         "int": pa.int64(),
         "text": pa.string(),

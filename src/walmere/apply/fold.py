@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from walmere.errors import NotMirrored
 from walmere.names import Identity
 from walmere.sinks.base import Mask, Net
-from walmere.sinks.row_index import I64, codes, whole
+from walmere.sinks.row_index import I64, codes, one_array
 
 __all__ = ["Changes", "Identity", "Net", "fold"]
 
@@ -153,8 +153,10 @@ class _Tuples:
     def __init__(self, changes: Changes, key: tuple[str, ...]) -> None:
         names = changes.new.schema.names
         self.count = len(changes)
-        self.new: _Columns = [whole(column) for column in changes.new.columns]
-        self.old: _Columns | None = None if changes.old is None else [whole(column) for column in changes.old.columns]
+        self.new: _Columns = [one_array(column) for column in changes.new.columns]
+        self.old: _Columns | None = (
+            None if changes.old is None else [one_array(column) for column in changes.old.columns]
+        )
         self.unchanged: list[Mask | None] = [None] * len(names)  # where the change itself does not tell the value
         sent_whole = changes.old_kind == OLD
         sent_key = changes.old_kind != 0

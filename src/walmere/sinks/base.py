@@ -1,45 +1,43 @@
-"""The contract of a sink: what may be relied on, whichever target is behind it.
+"""The contract of a sink: what every target guarantees.
 
 A table is written in two ways. Its **copy** is staged by many tasks and committed once. Its **changes** arrive in
 batches that end on a commit boundary of the source; the fold makes one `Net` of each, and `apply` makes it one commit.
 
 What a sink promises:
 
-1. **Atomic per table.** Whoever reads the table sees all of a batch or nothing of it: one commit per table and batch,
-   truncation, deletes, replacements and new rows together.
-2. **The LSN is in the commit.** How far a table has come is stored by the very commit that brought it there (Delta: an
-   app transaction; Iceberg: the snapshot's summary; Postgres: a replication origin). `applied` reads it back. There is
-   no second place that could disagree after a crash.
-3. **Idempotent.** `commit` and `apply` do nothing, and say so by returning the version there is, if the table's LSN is
-   already at or past the one given. So after a crash the batch is simply applied again.
-4. **Attempts do not add up.** Spark may run a task again, run it twice at once (speculation), or let a task it gave up
-   finish later (a zombie executor). However they interleave, one of them takes effect. `stage` gives every file a name
-   that is never used again and makes nothing visible; only a commit does. A commit is made against the version at which
-   the LSN was looked at, and fails if another commit has come since; then the LSN is looked at again, and the loser
-   finds that the work is done. A zombie that wakes long after finds a later LSN and changes nothing either.
-5. **Durable.** When `commit` or `apply` returns, a crash of the machine does not undo it (on a local disk: files, log
-   and their directories are fsynced. An object store says so by itself).
-6. **Exact.** A table has the published columns, in order, all nullable, and no others. A value comes back as it went
-   in. Where the source's columns change, a commit gives the table its new columns and its rows together.
+1. **Atomic per table.** A reader of the table sees all of a batch or nothing of it. There is one commit per table and
+   batch: truncation, deletes, replacements and new rows together.
+2. **The LSN is in the commit.** The commit that brings a table to an LSN stores that LSN (Delta: an app transaction;
+   Iceberg: the snapshot's summary; Postgres: a replication origin). `applied` reads it. It is stored nowhere else, so
+   nothing can disagree after a crash.
+3. **Idempotent.** If the table's LSN is already at or past the given one, `commit` and `apply` do nothing, and return
+   the version that exists. So after a crash the batch is applied again.
+4. **Several attempts take effect once.** Spark may run a task again, run it twice at once (speculation), or let a task
+   that it gave up finish later (a zombie executor). In any order, one of them takes effect. `stage` gives every file a
+   unique name and makes nothing visible; only a commit does. A commit is made against the version at which the LSN was
+   read, and fails if there is a later one. Then the LSN is read again, and the loser finds that the work is done. A
+   zombie that commits much later finds a later LSN, and changes nothing either.
+5. **Durable.** When `commit` or `apply` returns, a crash of the machine does not undo it. (On a local disk, files, log
+   and directories are fsynced. An object store does it by itself.)
+6. **Exact.** A table has the published columns, in order, all nullable, and no others. Values are not changed. When the
+   source's columns change, one commit gives the table its new columns together with its rows.
+7. **Consistent points.** Tables are committed one by one. The target itself stores which of their versions belong
+   together, where every reader finds it (Delta: `_walmere/<subscription>/`). It is replaced atomically: a reader has
+   one point or another, never a mixture. The target has only points that the subscription's ledger has; after a crash
+   it may be one behind, until the next run begins. A version of a point can be read for `keep_seconds` after it was
+   replaced, whatever `maintain` does.
+8. **Owned.** A table has its owner (see `walmere.owner`) in its metadata, from the commit that creates it. A sink with
+   an owner refuses to write to a table of another owner.
 
-7. **Published.** Tables are committed one by one. Which of their versions belong together stands in the target itself,
-   where every reader finds it (Delta: `_walmere/<subscription>/`), and is replaced as a whole: a reader has one point
-   or another, never a mixture. A `publisher` has only points that the subscription's ledger has; after a crash it may
-   be one behind, until the next run begins. A published version can be read for `keep_seconds` after another has taken
-   its place, whatever is tidied up meanwhile.
+What a sink leaves: staged files that were never committed. A task that dies or loses cannot know whether its files are
+in use, so it deletes none. They are invisible and only take space, until the target's own clean-up deletes them (Delta:
+`VACUUM`, with `full=True` in `deltalake`). Its retention must be longer than the longest copy takes.
 
-8. **Owned.** A table names its owner (see `walmere.owner`) in its metadata, from the commit that creates it. A
-   sink that has an owner refuses to write to a table of another one.
+What a sink may rely on: batches of one table come in LSN order, each only after the one before is applied. Other
+programs may rewrite the table without changing rows (`OPTIMIZE`) at any time. If they change rows, `changed_by_others`
+returns the commit, and the caller has the table copied again.
 
-What a sink leaves behind: staged files that nobody committed. A task that dies, or loses, cannot know whether its
-files are in use, so it removes none. They are invisible and cost only space, until the target's own clean-up takes
-them (Delta: `VACUUM`, with `full=True` in `deltalake`). Its retention must be longer than the longest copy takes.
-
-What a sink may rely on: batches of one table come in LSN order, each only after the one before is known to be applied.
-Others may rewrite the table without changing rows (`OPTIMIZE`) at any time. If they change rows, `changed_by_others`
-tells; whoever applies asks for it, and has the table copied again.
-
-A sink object is small, holds no open handle, and pickles: it goes to the tasks as it is.
+A sink object is small, has no open handle, and pickles: it is sent to the tasks.
 """
 
 from __future__ import annotations
@@ -65,42 +63,42 @@ Run: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
 def run_here(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """One after the other."""
+    """Run a function over items in this process, one after the other."""
     return list(map(function, items))
 
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """What a batch of changes comes to for one table. Its parts are done as if in the order of the fields.
+    """The net effect of a batch on one table. Its parts are applied as if in the order of the fields.
 
-    The keys of `deletes` and `upserts` are all different. A row of `upserts` may or may not have a row of its key in
-    the target; one of `appends` has none, so it needs no look.
+    The keys of `deletes` and `upserts` are all different. The target may have a row with the key of an upsert. It has
+    no row with the key of an append, so it does not have to be searched.
     """
 
-    truncate: bool  # what the target held before the batch goes
-    deletes: pa.Table  # rows of the target to remove: their keys; of a multiset, whole rows, all different
-    counts: NDArray[np.int64] | None  # of a multiset: how many rows go that are equal to each of `deletes`
-    upserts: pa.Table  # whole rows, to replace the row of their key or to be added
-    carry: tuple[Mask | None, ...]  # per column of `upserts`, where the value is the target's own; None: nowhere
-    carry_from: pa.Table | None  # per row of `upserts`, under which key the target has these values *before* the batch
-    appends: pa.Table  # whole rows, to be added
+    truncate: bool  # remove all rows that the target had before the batch
+    deletes: pa.Table  # keys of the rows to remove; of a multiset, whole rows, all different
+    counts: NDArray[np.int64] | None  # of a multiset: how many rows equal to each of `deletes` to remove
+    upserts: pa.Table  # rows that replace the row with their key, or are added
+    carry: tuple[Mask | None, ...]  # per column of `upserts`, where the value is taken from the target; None: nowhere
+    carry_from: pa.Table | None  # per row of `upserts`, the key that has these values in the target *before* the batch
+    appends: pa.Table  # rows that are added
 
     @property
     def empty(self) -> bool:
-        """Nothing is to be done."""
+        """Whether there is nothing to do."""
         return not (self.truncate or len(self.deletes) or len(self.upserts) or len(self.appends))
 
     @property
     def append_only(self) -> bool:
-        """No row of the target needs to be looked at."""
+        """Whether no row of the target has to be searched."""
         return not (len(self.deletes) or len(self.upserts))
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that is written and durable, but not yet part of its table."""
+    """A durable file that is not yet part of its table."""
 
-    path: str  # below the table's directory
+    path: str  # relative to the table's directory
     size: int
     rows: int
     stats: str  # Delta's statistics, JSON: rows, and per column least, greatest and number of nulls
@@ -108,25 +106,25 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class TableScan:
-    """A table at one version, in pieces that tasks read side by side."""
+    """A table at one version, in pieces that tasks read in parallel."""
 
     schema: pa.Schema
     rows: int
-    pieces: Sequence[Any]  # what is in them, only the sink knows; they pickle
+    pieces: Sequence[Any]  # opaque to others than the sink; they pickle
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a table is, by what it says itself."""
+    """A table of the target, as it is now."""
 
     version: int
-    lsn: Lsn | None  # None: nothing of ours was committed to it
+    lsn: Lsn | None  # None: Walmere has not committed to it
     owner: Owner | None
-    columns: tuple[tuple[str, str], ...]  # names and types, in the target's words
+    columns: tuple[tuple[str, str], ...]  # names, and types as the target writes them
 
 
 class Mode(StrEnum):
-    """What a commit of staged files does with the rows that are there."""
+    """What a commit of staged files does with the existing rows."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
@@ -137,57 +135,58 @@ OVERWRITE: Final = Mode.OVERWRITE
 
 
 class LedgerWriter(Protocol):
-    """Tells readers which versions belong together. It lives as long as a run, and is the only one."""
+    """Writes points to the target, for readers. A run has one, and it is the only writer."""
 
     def append(self, point: Entry) -> None:
-        """From now on this point is the newest. It is durable when this returns."""
+        """Make this point the newest. It is durable when this returns."""
 
 
 class Sink(Protocol):
-    """See the contract above. Every version returned is one in which the effect is visible."""
+    """A target. In every version that a method returns, its effect is visible."""
 
     @property
     def keep_seconds(self) -> float:
-        """How long a version can be read after another has taken its place."""
+        """How long a version can be read after it was replaced."""
 
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> Sink:
         """The same sink, writing for this owner. `take_over`: `claim` and `create` take tables from other owners."""
 
     def create(self, table: TableName, schema: pa.Schema) -> int:
-        """Make an empty table of these columns, if there is none.
+        """Create an empty table with these columns, if it does not exist.
 
-        One that is there and has come to an LSN is ours, and may have other columns: a copy will replace them. One with
-        other columns and somebody else's rows is refused. So is one of another owner, unless it is taken over.
+        An existing table that has an LSN was written by Walmere, and may have other columns: a copy will replace them.
+        A table with other columns and rows of another program is refused. So is one of another owner, unless
+        `take_over` is set.
         """
 
     def claim(self, table: TableName) -> bool:
-        """See that a table, if it is there, is the owner's: one of an earlier version of Walmere has none, and gets it.
+        """Make sure that a table, if it exists, belongs to the owner. A table of an earlier version gets it.
 
-        Raises OwnedByAnother. Or takes it over: returns True, and the table has lost its LSN, so that its rows stay
-        until a copy replaces them.
+        Raises OwnedByAnother. With `take_over`, returns True instead: then the table has lost its LSN, and its rows
+        stay until a copy replaces them.
         """
 
     def claim_points(self, subscription: str) -> None:
-        """See that the points that were published under this name are the owner's. Raises OwnedByAnother."""
+        """Make sure that the points under this name belong to the owner. Raises OwnedByAnother."""
 
     def tables_of_others(self, subscription: str) -> Mapping[str, str]:
-        """The tables that the newest points of other subscriptions have, each with the subscription's name."""
+        """The tables in the newest points of other subscriptions, each with the name of its subscription."""
 
     def standing(self, table: TableName) -> Standing | None:
-        """Where a table is; None if there is none."""
+        """A table as it is now; None if it does not exist."""
 
     def columns(self, schema: pa.Schema) -> tuple[tuple[str, str], ...]:
-        """As `Standing.columns` has them."""
+        """A schema as `Standing.columns` has it."""
 
     def changed_by_others(self, table: TableName, after: int, upto: int) -> str | None:
-        """Which commit after one version, up to another, is not ours and changes rows; None if none does."""
+        """The first commit after a version, up to another, in which another program changes rows; None: none does."""
 
     def stage(
         self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
     ) -> list[StagedFile]:
-        """Write rows from within a task. Nothing is visible until one place commits what all tasks have staged.
+        """Write rows from within a task. They become visible when the files of all tasks are committed.
 
-        `schema`: the columns that the table will have with that commit, if they are others than now.
+        `schema`: the columns that the table will have after that commit, if they change.
         """
 
     def commit(
@@ -198,18 +197,18 @@ class Sink(Protocol):
         mode: Mode = APPEND,
         schema: pa.Schema | None = None,
     ) -> int:
-        """Make staged files part of the table, all at once, with this LSN; to overwrite it, with these columns."""
+        """Make staged files part of the table, all at once, with this LSN; with OVERWRITE, also with these columns."""
 
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
-        """Bring the table to this LSN. A batch that comes to nothing commits nothing, and its LSN is not stored."""
+        """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored."""
 
     def evolve(
         self, table: TableName, schema: pa.Schema, values: Sequence[str | pa.Scalar], run: Run = run_here
     ) -> int:
-        """Give the table these columns. The LSN stays, and so do the rows.
+        """Change the columns of the table. LSN and rows stay. Does nothing if the table has these columns.
 
-        `values`: for each column the name that it had, or what all rows have in it. Nothing, if it has them already.
-        `run` runs a function over many items, somewhere else if there is much to do.
+        `values`: for each column its old name, or the value that all rows get. `run` runs a function over many items,
+        perhaps in tasks.
         """
 
     def maintain(self, table: TableName, version: int, vacuum: bool = False) -> int:
@@ -219,36 +218,36 @@ class Sink(Protocol):
         """
 
     def applied(self, table: TableName) -> Lsn | None:
-        """The LSN that the table has come to; None if it has none yet, or there is no table."""
+        """The LSN that the table has reached; None if it has none, or does not exist."""
 
     def count(self, table: TableName) -> int:
-        """How many rows the table has; 0 if there is none."""
+        """The number of rows; 0 if the table does not exist."""
 
     def version(self, table: TableName) -> int:
         """The newest version of the table."""
 
     def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:
-        """All rows of a version, in at least so many pieces if they are large enough."""
+        """All rows of a version, in at least so many pieces if the table is large enough."""
 
     def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece, from within a task, with few of them in memory at a time; of these columns, or all."""
+        """The rows of a piece, from within a task, a few at a time; with these columns, or all."""
 
     def points(self, subscription: str) -> Sequence[Entry]:
-        """The points that a subscription has published, oldest first; none if they cannot be read."""
+        """The points of a subscription in the target, oldest first; none if they cannot be read."""
 
     def open_ledger(self, subscription: str, entries: Iterable[Entry]) -> LedgerWriter:
-        """Begin to publish the points of a subscription, with these in place of what was published before.
+        """Become the writer of a subscription's points. `entries` replace the points in the target.
 
-        If there are none, what was published before stays until there is one.
+        If there are none, the points in the target stay until the first `append`.
         """
 
 
 _DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|os error 28\b")
 
 
-def full_or(error: WalmereError, said: str = "") -> WalmereError:
-    """SinkFull, if the error is that a disk is full. Else the error itself."""
-    full = _DISK_FULL.search(error.wrong) or _DISK_FULL.search(said)
+def full_or(error: WalmereError, output: str = "") -> WalmereError:
+    """SinkFull, if the error or the output says that a disk is full. Otherwise the error itself."""
+    full = _DISK_FULL.search(error.wrong) or _DISK_FULL.search(output)
     if full is None:
         return error
     wrong = error.wrong if _DISK_FULL.search(error.wrong) else full[0]

@@ -1,11 +1,11 @@
-"""Rows as numbers: equal rows get equal numbers, so that keys of any type and width are compared as integers.
+"""Rows as numbers: equal rows get equal numbers, so that keys of any types are compared as integers.
 
-Equal means: the same bits, and NULL equals NULL. That is what a mirror needs, where a key or an old row is always the
-image of the very row it speaks of: 0.0 and -0.0 are two values here, NaN is one, and text has no collation. Arrow's
-hashing sees it the same way.
+Equal means: the same bits, and NULL equals NULL. A mirror needs this, because a key or an old row is always the image
+of the row it belongs to: 0.0 and -0.0 are two values, NaN is one, and text has no collation. Arrow's hashing does the
+same.
 
-`codes` numbers the rows of columns that lie beside each other. `RowIndex` keeps a set of rows and finds them among any
-others, column after column; after the first one only few rows are left to compare, whatever their number was.
+`codes` numbers the rows of several columns. `RowIndex` has a set of rows and finds them among others, column by column:
+after the first column, few rows are left to compare.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LIMIT: Final = 1 << 62
 
 
 def codes(columns: list[pa.Array]) -> tuple[I64, int]:
-    """One number per row, from 0 on and without gaps, and how many there are."""
+    """One number per row, from 0 on and without gaps, and how many different numbers there are."""
     total, count = _column_codes(columns[0])
     for column in columns[1:]:
         more, size = _column_codes(column)
-        if count * size >= _LIMIT:  # cannot happen below 2 billion rows, because both are at most their number
+        if count * size >= _LIMIT:  # impossible below 2 billion rows: neither exceeds the number of rows
             raise OverflowError("too many different rows to number")
         total, count = _dense(total * size + more)
     return total, count
@@ -65,7 +65,7 @@ def _flat(column: pa.Array) -> pa.Array:
     elif pa.types.is_map(kind):
         entries = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
         column = pa.ListArray.from_arrays(column.offsets, entries)
-    elements = column.values  # all of them, also those before and behind a slice: the offsets count from there
+    elements = column.values  # also those outside of a slice: the offsets count from the first
     inner = codes([elements])[0] if len(elements) else np.zeros(0, np.int64)
     offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64) * inner.itemsize
     text = pa.Array.from_buffers(
@@ -75,7 +75,7 @@ def _flat(column: pa.Array) -> pa.Array:
 
 
 class RowIndex:
-    """Finds the rows of a table, which are all different, by some columns of it."""
+    """Finds rows by some of their columns. All rows of the index are different."""
 
     def __init__(self, rows: pa.Table, columns: tuple[str, ...]) -> None:
         self.columns = columns
@@ -84,8 +84,8 @@ class RowIndex:
         self._count = len(rows)
         dense = np.zeros(len(rows), np.int64)
         for name in columns:
-            column = whole(rows[name])
-            if pa.types.is_nested(column.type):  # numbered anew together with what is searched
+            column = one_array(rows[name])
+            if pa.types.is_nested(column.type):  # numbered again in each search
                 values, mine = column, codes([column])[0]
             else:
                 values = pc.unique(column)
@@ -97,19 +97,19 @@ class RowIndex:
         self._row[dense] = np.arange(len(rows))
 
     def find(self, column: Callable[[str], pa.Array], count: int) -> tuple[I64, I64]:
-        """Among `count` rows, which are in the index, and which rows of it they are.
+        """Of `count` rows, those that are in the index, and the rows of the index that they are equal to.
 
-        Their columns are asked for by name, as they are needed.
+        `column` returns a column of these rows by its name. It is called only if the column is needed.
         """
         where: I64 | None = None  # None: all
         dense = np.zeros(count, np.int64)
         for name, values, known in zip(self.columns, self._values, self._known, strict=True):
             if not len(dense):
                 break
-            theirs = column(name)
+            searched = column(name)
             if where is not None and len(where) < count:
-                theirs = theirs.take(pa.array(where))
-            found = _look(theirs, values)
+                searched = searched.take(pa.array(where))
+            found = _find_values(searched, values)
             there = np.flatnonzero(found >= 0)
             packed = dense[there] * max(len(values), 1) + found[there]
             place = np.minimum(np.searchsorted(known, packed), max(len(known) - 1, 0))
@@ -122,20 +122,20 @@ class RowIndex:
         return where, self._row[dense]
 
 
-def _look(theirs: pa.Array, values: pa.Array) -> I64:
-    """The place among the values of each of theirs; -1 for none."""
-    if pa.types.is_nested(theirs.type):
-        both, size = codes([pa.concat_arrays([values, theirs])])
-        # values may repeat here; their own numbers, in order of first appearance, are what __init__ has used
+def _find_values(searched: pa.Array, values: pa.Array) -> I64:
+    """For each searched value, its place in `values`; -1 for none."""
+    if pa.types.is_nested(searched.type):
+        both, size = codes([pa.concat_arrays([values, searched])])
+        # `values` may repeat here; __init__ has used their numbers in order of first appearance
         mine, others = both[: len(values)], both[len(values) :]
         number = np.full(size, -1, np.int64)
         number[mine] = codes([values])[0]
         return number[others]
-    found = pc.index_in(theirs, value_set=values)
+    found = pc.index_in(searched, value_set=values)
     return _numbers(pc.fill_null(found, -1))
 
 
-def whole(column: Any) -> pa.Array:
+def one_array(column: Any) -> pa.Array:
     """A column as one array."""
     if not isinstance(column, pa.ChunkedArray):
         return column

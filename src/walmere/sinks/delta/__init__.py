@@ -1,1 +1,1 @@
-"""Delta tables, written by `deltalake` and Arrow."""
+"""The Delta sink."""

@@ -1,8 +1,8 @@
-"""What the log of a Delta table says of its commits: which are ours, and whether others have changed rows.
+"""Find commits of other programs that have changed rows, in the log of a Delta table.
 
-Our commits have an entry `walmere.…` in their `commitInfo`. Others may rewrite the table without changing its rows
-(OPTIMIZE), vacuum it, and set properties. A commit of theirs that adds or removes files with `dataChange` has changed
-rows; RESTORE does that, too, and leaves the app transaction with our LSN as it was.
+Walmere's commits have an entry `walmere.…` in their `commitInfo`. Other programs may rewrite the table without changing
+rows (OPTIMIZE), vacuum it, and set properties. A commit that adds or removes files with `dataChange` has changed rows.
+RESTORE does so too, and keeps the app transaction with the LSN.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Final
 from walmere.storage import Directory
 
 MARK: Final = "walmere."
-"""What the keys begin with that our commits have in their `commitInfo`."""
+"""The prefix of Walmere's keys in `commitInfo`."""
 
 
 def changed_by_others(directory: Directory, after: int, upto: int) -> str | None:
-    """The first commit after one version, up to another, that is not ours and changes rows; None if there is none.
+    """The first commit after a version, up to another, in which another program changes rows; None: none does.
 
-    A commit that the log does not have any more may have changed anything.
+    A commit that is no longer in the log counts too, because it may have changed rows.
     """
     for version in range(after + 1, upto + 1):
         content = directory.read(f"_delta_log/{version:020d}.json")
@@ -32,7 +32,7 @@ def changed_by_others(directory: Directory, after: int, upto: int) -> str | None
 
 
 def _foreign_change(content: bytes) -> str | None:
-    """The operation of a commit, if it is not ours and changes rows."""
+    """The operation of a commit, if it is another program's and changes rows."""
     operation, changes = "by an unknown operation", False
     for line in content.splitlines():
         if not line.strip():

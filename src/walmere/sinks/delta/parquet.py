@@ -1,12 +1,12 @@
-"""Rows → Parquet files below a table's directory, each with the statistics that Delta keeps of it, and back.
+"""Write rows to Parquet files of a table, with the statistics that Delta has of each file, and read them.
 
-Files are written once, under a name that is never used again, and fsynced before anybody hears of them. Zstandard at
-its fastest level costs little more than no compression at all. A dictionary pays only where values repeat, so the
-first rows decide about it, column by column. Row groups are of a size that one can hold in memory many times.
+A file has a unique name, is written once, and is fsynced before it is used. Zstandard at its fastest level costs little
+more than no compression. A dictionary helps only if values repeat, so the first rows decide, column by column. Several
+row groups fit into memory.
 
-Least and greatest values let a reader, and our own rewriting of single rows, leave out whole files. They must be
-bounds, never less: what JSON cannot say exactly is left out, and so are floats, because Parquet's bounds leave out NaN,
-which Spark holds to be the greatest value of all.
+With the least and greatest value of each column, readers and `rewrite` skip files. These must be true bounds. A value
+that JSON cannot represent exactly is omitted. So are floats, because Parquet's bounds ignore NaN, which is the greatest
+value in Spark.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ import pyarrow.parquet as pq
 
 from walmere.errors import SinkMismatch
 from walmere.sinks.base import StagedFile
-from walmere.sinks.row_index import whole
+from walmere.sinks.row_index import one_array
 from walmere.storage import Directory
 
 ROW_GROUP_ROWS: Final = 1 << 17
 ROW_GROUP_BYTES: Final = 64 << 20
-"""In memory; whichever of both is reached first ends a row group."""
+"""In memory. A row group ends when it has this many rows or bytes."""
 
-_SAMPLE: Final = 4096
-_WITH_STATISTICS: Final = 32
-"""Columns, from the first on: as many as Delta's readers look at unless told otherwise."""
+_SAMPLE_ROWS: Final = 4096
+_STATISTICS_COLUMNS: Final = 32
+"""Statistics are written for the first so many columns: the default of Delta."""
 
-_PREFIX: Final = 32
-_GREATEST: Final = "\U0010ffff"
+_PREFIX_LENGTH: Final = 32
+_GREATEST_CHARACTER: Final = "\U0010ffff"
 
 
 def write(directory: Directory, schema: pa.Schema, tables: Iterable[pa.Table], file_size: int) -> list[StagedFile]:
-    """Write rows into files of about this size. No rows, no file."""
+    """Write rows into files of about this size; no file if there are no rows."""
     staged: list[StagedFile] = []
     groups = _row_groups(tables)
     group = next(groups, None)
@@ -99,24 +99,24 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 def _repeating(table: pa.Table) -> list[str] | bool:
     """The columns whose values repeat enough for a dictionary."""
-    sample = table.slice(0, _SAMPLE)
+    sample = table.slice(0, _SAMPLE_ROWS)
     names = []
     for field in sample.schema:
         kind = field.type
         if pa.types.is_nested(kind) or pa.types.is_boolean(kind):
             continue
-        if len(pc.unique(whole(sample[field.name]))) * 4 <= len(sample):
+        if len(pc.unique(one_array(sample[field.name]))) * 4 <= len(sample):
             names.append(field.name)
     return names or False
 
 
 def statistics(metadata: Any, schema: pa.Schema) -> str:
-    """Delta's statistics of a file, by what Parquet says of its row groups."""
+    """Delta's statistics of a file, from those of its Parquet row groups."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     leaf = 0
-    for field in list(schema)[:_WITH_STATISTICS]:
+    for field in list(schema)[:_STATISTICS_COLUMNS]:
         at, leaf = leaf, leaf + _leaves(field.type)
         if pa.types.is_nested(field.type):
             continue
@@ -134,12 +134,12 @@ def statistics(metadata: Any, schema: pa.Schema) -> str:
         if lower is not None and upper is not None:
             least[field.name], greatest[field.name] = lower, upper
     found = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-    # deltalake decodes escapes (backslash u) of characters from U+20000 on to others, so there must be none
+    # no \u escapes: deltalake decodes those of characters from U+20000 on wrongly
     return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
 
 
 def _leaves(kind: Any) -> int:
-    """How many Parquet columns a type takes."""
+    """The number of Parquet columns of a type."""
     if pa.types.is_map(kind):
         return _leaves(kind.key_type) + _leaves(kind.item_type)
     if pa.types.is_struct(kind):
@@ -148,11 +148,11 @@ def _leaves(kind: Any) -> int:
 
 
 def _json(value: Any, kind: Any, *, upper: bool) -> Any:
-    """A bound as Delta writes it; None if that would not be one."""
+    """A bound as Delta writes it; None if JSON cannot represent it."""
     if pa.types.is_integer(kind):
         return int(value)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _upper_prefix(value) if upper else value[:_PREFIX]
+        return _upper_prefix(value) if upper else value[:_PREFIX_LENGTH]
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if kind.tz else "")
     if isinstance(value, date):
@@ -164,32 +164,32 @@ def _json(value: Any, kind: Any, *, upper: bool) -> Any:
 
 
 def _upper_prefix(text: str) -> str:
-    """A short text that is not less than this one: its beginning, and behind it the greatest character there is."""
-    if len(text) <= _PREFIX or text[_PREFIX] == _GREATEST:
+    """A short text that is not less than this one: its beginning, followed by the greatest character."""
+    if len(text) <= _PREFIX_LENGTH or text[_PREFIX_LENGTH] == _GREATEST_CHARACTER:
         return text
-    return text[:_PREFIX] + _GREATEST
+    return text[:_PREFIX_LENGTH] + _GREATEST_CHARACTER
 
 
 class RowGroup:
-    """One row group of an open file, whose columns are read when they are asked for."""
+    """One row group of an open file. Its columns are read when they are needed."""
 
     def __init__(self, file: Any, number: int, first: int, schema: pa.Schema) -> None:
         self.file, self.number, self.first, self.schema = file, number, first, schema
         self.rows = file.metadata.row_group(number).num_rows
 
     def column(self, name: str) -> pa.Array:
-        return whole(self.table((name,))[name])
+        return one_array(self.table((name,))[name])
 
     def table(self, names: tuple[str, ...] | None = None) -> pa.Table:
-        """These columns, None: all of the schema. One that the file has not, being older than it, is all NULL."""
+        """These columns; None: all of the schema. A column that is newer than the file is all NULL."""
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
-        there = set(self.file.schema_arrow.names)
-        table = self.file.read_row_group(self.number, columns=[name for name in schema.names if name in there])
+        present = set(self.file.schema_arrow.names)
+        table = self.file.read_row_group(self.number, columns=[name for name in schema.names if name in present])
         return conform(table, schema, missing_is_null=True)
 
 
 def row_groups(directory: Directory, name: str, schema: pa.Schema) -> Iterator[RowGroup]:
-    """The row groups of a file, in order, each of use until the next."""
+    """The row groups of a file, in order. Each one is usable until the next."""
     with directory.filesystem.open_input_file(name) as source, pq.ParquetFile(source) as file:
         first = 0
         for number in range(file.num_row_groups):
@@ -199,7 +199,7 @@ def row_groups(directory: Directory, name: str, schema: pa.Schema) -> Iterator[R
 
 
 def conform(table: pa.Table, schema: pa.Schema, *, missing_is_null: bool = False) -> pa.Table:
-    """The table with exactly this schema: its own columns, or SinkMismatch if they are others."""
+    """The table with exactly this schema. Raises SinkMismatch if it has other columns."""
     if table.schema.equals(schema):
         return table
     names = table.schema.names

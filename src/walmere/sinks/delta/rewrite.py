@@ -33,11 +33,11 @@ from walmere.errors import SinkMismatch
 from walmere.names import Identity
 from walmere.sinks.base import Net, StagedFile
 from walmere.sinks.delta.parquet import conform, row_groups, write
-from walmere.sinks.row_index import I64, RowIndex, whole
+from walmere.sinks.row_index import I64, RowIndex, one_array
 from walmere.storage import Directory
 
-_EXACT_BOUNDS: Final = 10_000
-"""Up to so many keys, each is looked for between a file's bounds; of more, only the least and the greatest."""
+_MAX_EXACT_KEYS: Final = 10_000
+"""Up to this many keys, each is compared with the bounds of a file; of more keys, only the least and the greatest."""
 
 _NONE: Final = np.zeros(0, np.int64)
 
@@ -48,10 +48,10 @@ class DataFile:
 
     path: str
     size: int
-    deleted: I64 | None = None  # rows that its deletion vector has removed already
+    deleted: I64 | None = None  # rows that its deletion vector has removed
 
     def tables(self, directory: Directory, schema: pa.Schema, without: I64 = _NONE) -> Iterator[pa.Table]:
-        """Its rows, but for these (by their places, rising) and those that are deleted."""
+        """The rows of the file, without these (by their places, ascending) and without deleted ones."""
         if self.deleted is not None:
             without = np.union1d(without, self.deleted)
         for group in row_groups(directory, self.path, schema):
@@ -68,19 +68,19 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """What to commit."""
+    """The files to add and remove in one commit."""
 
     added: list[StagedFile]
     removed: list[DataFile]
-    everything: bool = False  # `added` is the whole table, whatever it had before
+    everything: bool = False  # `added` replaces all files of the table
 
 
 @dataclass(slots=True)
 class _Hits:
-    """The rows of a file that are of the batch."""
+    """The rows of a file that the batch removes or replaces."""
 
     file: DataFile
-    places: I64  # rows of the file, rising
+    places: I64  # rows of the file, ascending
     which: I64  # rows of the index
 
 
@@ -91,20 +91,20 @@ class Files:
     directory: Directory
     schema: pa.Schema
     files: Sequence[DataFile]
-    bounds: pa.Table  # per file, structs `min` and `max`: what the log says of its columns
-    file_size: int  # how large new ones should be
+    bounds: pa.Table  # per file, structs `min` and `max` with the bounds of its columns in the log
+    file_size: int  # of new files
 
 
 def rewrite(old: Files, net: Net, identity: Identity) -> Rewrite:
-    """Bring a net effect that is more than new rows into files."""
+    """Write the files for a net effect that has more than new rows."""
     upserts, appends = conform(net.upserts, old.schema), conform(net.appends, old.schema)
     if net.truncate:
         return Rewrite(write(old.directory, old.schema, [upserts, appends], old.file_size), [], everything=True)
     with ThreadPoolExecutor(min(max(len(old.files), 1), os.cpu_count() or 1)) as pool:
-        return _Rewriting(old, pool).run(net, identity, upserts, appends)
+        return _Rewriter(old, pool).run(net, identity, upserts, appends)
 
 
-class _Rewriting:
+class _Rewriter:
     def __init__(self, old: Files, pool: ThreadPoolExecutor) -> None:
         self.files, self.bounds, self.pool = old.files, old.bounds, pool
         self.directory, self.schema, self.file_size = old.directory, old.schema, old.file_size
@@ -112,43 +112,45 @@ class _Rewriting:
     def run(self, net: Net, identity: Identity, upserts: pa.Table, appends: pa.Table) -> Rewrite:
         columns = identity.key if identity.keyed else tuple(self.schema.names)
         by_key = pa.schema([self.schema.field(name) for name in columns])
-        goners = pa.concat_tables([conform(net.deletes, by_key), upserts.select(list(columns))])
-        index = RowIndex(goners, columns)
-        candidates = _candidates(self.files, self.bounds, goners)
+        removed = pa.concat_tables([conform(net.deletes, by_key), upserts.select(list(columns))])
+        index = RowIndex(removed, columns)
+        candidates = _candidates(self.files, self.bounds, removed)
         if net.counts is None:
             hits = [
-                found for found in self.pool.map(lambda file: self.look(file, index), candidates) if found.which.size
+                found
+                for found in self.pool.map(lambda file: self.find_rows(file, index), candidates)
+                if found.which.size
             ]
         else:
             hits = self.take_counted(candidates, index, net.counts)
         if net.carry_from is not None:
-            upserts = self.carried(net, conform(net.carry_from, by_key), index, hits, upserts)
+            upserts = self.fill_carried(net, conform(net.carry_from, by_key), index, hits, upserts)
 
         everything = any(hit.file.deleted is not None for hit in hits)
         if everything:
             touched = {hit.file.path for hit in hits}
             hits += [_Hits(file, _NONE, _NONE) for file in self.files if file.path not in touched]
-        homeless = np.ones(len(upserts), np.bool_)
+        unplaced = np.ones(len(upserts), np.bool_)
         jobs: list[list[pa.Table | _Hits]] = []
         sizes: list[int] = []
         for together in bins(hits, lambda hit: hit.file.size, self.file_size):
-            stays = np.concatenate([hit.which for hit in together]) - len(net.deletes)
-            stays = np.unique(stays[stays >= 0])
-            stays = stays[homeless[stays]]  # a key twice in the target, against all rules, is mended here
-            homeless[stays] = False
-            jobs.append([*together, upserts.take(pa.array(stays))])
+            kept = np.concatenate([hit.which for hit in together]) - len(net.deletes)
+            kept = np.unique(kept[kept >= 0])
+            kept = kept[unplaced[kept]]  # a key that is in the target twice, which is an error, is written once
+            unplaced[kept] = False
+            jobs.append([*together, upserts.take(pa.array(kept))])
             sizes.append(sum(hit.file.size for hit in together))
-        new = pa.concat_tables([upserts.filter(pa.array(homeless)), appends])
+        new = pa.concat_tables([upserts.filter(pa.array(unplaced)), appends])
         if len(new):
-            roomy = int(np.argmin(sizes)) if sizes else -1
-            if roomy >= 0 and sizes[roomy] < self.file_size // 2:
-                jobs[roomy].append(new)
+            smallest = int(np.argmin(sizes)) if sizes else -1
+            if smallest >= 0 and sizes[smallest] < self.file_size // 2:
+                jobs[smallest].append(new)
             else:
                 jobs.append([new])
         added = [file for staged in self.pool.map(self.write, jobs) for file in staged]
         return Rewrite(added, [] if everything else [hit.file for hit in hits], everything)
 
-    def look(self, file: DataFile, index: RowIndex) -> _Hits:
+    def find_rows(self, file: DataFile, index: RowIndex) -> _Hits:
         """The rows of a file that are in the index."""
         places, which = [_NONE], [_NONE]
         for group in row_groups(self.directory, file.path, self.schema):
@@ -162,16 +164,16 @@ class _Rewriting:
         return hits
 
     def take_counted(self, candidates: Sequence[DataFile], index: RowIndex, counts: I64) -> list[_Hits]:
-        """Of each row of the index as many as are to go, and not one more, from the first files that have them."""
+        """Find as many rows equal to each row of the index as `counts` says, in the first files that have them."""
         left = counts.copy()
         taken = []
         for file in candidates:
             if not left.any():
                 break
-            hits = self.look(file, index)
+            hits = self.find_rows(file, index)
             order = np.argsort(hits.which, kind="stable")
             sorted_which = hits.which[order]
-            rank = np.empty(len(order), np.int64)  # the how-manieth of its kind a row is in this file
+            rank = np.empty(len(order), np.int64)  # number of equal rows before it in this file
             rank[order] = np.arange(len(order)) - np.searchsorted(sorted_which, sorted_which)
             goes = rank < left[hits.which]
             hits.places, hits.which = hits.places[goes], hits.which[goes]
@@ -180,16 +182,16 @@ class _Rewriting:
                 taken.append(hits)
         return taken
 
-    def carried(
+    def fill_carried(
         self, net: Net, carry_from: pa.Table, index: RowIndex, hits: Sequence[_Hits], upserts: pa.Table
     ) -> pa.Table:
-        """The upserts, with the values that only the target has."""
+        """The upserts, with the values that are taken from the target."""
         masks = {name: mask for name, mask in zip(self.schema.names, net.carry, strict=True) if mask is not None}
         carrying = np.flatnonzero(np.logical_or.reduce(list(masks.values())))
         keys = carry_from.take(pa.array(carrying))
-        where, source = index.find(lambda name: whole(keys[name]), len(keys))
+        where, source = index.find(lambda name: one_array(keys[name]), len(keys))
         if len(where) != len(keys):
-            raise _lost(len(keys) - len(where))
+            raise _missing_rows(len(keys) - len(where))
         wanted = np.zeros(len(net.deletes) + len(upserts), np.bool_)
         wanted[source] = True
         names = tuple(masks)
@@ -204,12 +206,12 @@ class _Rewriting:
                 place[which] = count + np.arange(len(which))
                 count += len(which)
         if (place[source] < 0).any():
-            raise _lost(int((place[source] < 0).sum()))
+            raise _missing_rows(int((place[source] < 0).sum()))
         fetched = pa.concat_tables(values)
         at = np.full(len(upserts), -1, np.int64)
         at[carrying] = place[source]
         for name, mask in masks.items():
-            both = pa.concat_arrays([whole(upserts[name]), whole(fetched[name])])
+            both = pa.concat_arrays([one_array(upserts[name]), one_array(fetched[name])])
             chosen = both.take(pa.array(np.where(mask, len(upserts) + at, np.arange(len(upserts)))))
             upserts = upserts.set_column(self.schema.names.index(name), self.schema.field(name), chosen)
         return upserts
@@ -233,7 +235,7 @@ class _Rewriting:
         return write(self.directory, self.schema, tables(), self.file_size)
 
 
-def _lost(count: int) -> SinkMismatch:
+def _missing_rows(count: int) -> SinkMismatch:
     return SinkMismatch(
         "applying updates with unchanged TOAST values",
         f"the target does not have {count} of the updated rows",
@@ -242,50 +244,50 @@ def _lost(count: int) -> SinkMismatch:
 
 
 def _candidates(files: Sequence[DataFile], bounds: pa.Table, rows: pa.Table) -> list[DataFile]:
-    """The files that can hold one of these rows, by the least and greatest values that the log has of their columns."""
-    may = [True] * len(files)
+    """The files that may have one of these rows, by the bounds of their columns."""
+    possible_files = [True] * len(files)
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         least, greatest = (_bound(bounds, side, name) for side in ("min", "max"))
         if least is None or greatest is None or column.null_count:
             continue
         slack = 0
-        if pa.types.is_timestamp(column.type):  # Spark cuts bounds to milliseconds
+        if pa.types.is_timestamp(column.type):  # Spark truncates bounds to milliseconds
             least, greatest = least.cast(pa.int64()), greatest.cast(pa.int64())
             slack = 1000
         values = pc.unique(column.cast(pa.int64()) if slack else column)
-        if len(values) > _EXACT_BOUNDS:
+        if len(values) > _MAX_EXACT_KEYS:
             ends = pc.min_max(values)
             keys = [ends["min"].as_py(), ends["max"].as_py()]
-            spread = True
+            only_ends = True
         else:
-            keys, spread = sorted(values.to_pylist()), False
+            keys, only_ends = sorted(values.to_pylist()), False
         within = [
-            first is None or last is None or _between(keys, first, last + slack if slack else last, spread)
+            first is None or last is None or _between(keys, first, last + slack if slack else last, only_ends)
             for first, last in zip(least.to_pylist(), greatest.to_pylist(), strict=True)
         ]
-        may = [one and other for one, other in zip(may, within, strict=True)]
-    return [file for file, possible in zip(files, may, strict=True) if possible]
+        possible_files = [one and other for one, other in zip(possible_files, within, strict=True)]
+    return [file for file, possible in zip(files, possible_files, strict=True) if possible]
 
 
-def _between(keys: list[Any], first: Any, last: Any, spread: bool) -> bool:
-    """Whether one of the keys lies there; if they are only the ends of a spread, whether one may."""
-    if spread:
+def _between(keys: list[Any], first: Any, last: Any, only_ends: bool) -> bool:
+    """Whether one of the keys is between the bounds. `only_ends`: whether one may be, by the least and greatest key."""
+    if only_ends:
         return bool(keys[0] <= last and first <= keys[1])
     return bisect_left(keys, first) < bisect_right(keys, last)
 
 
 def _bound(bounds: pa.Table, side: str, name: str) -> Any:
-    """The bounds of a column in all files, if it is of a type whose bounds mean what its order means."""
+    """The bounds of a column in all files; None for a type whose bounds cannot be compared."""
     if side not in bounds.column_names or bounds.schema.field(side).type.get_field_index(name) < 0:
         return None
-    values = whole(bounds[side]).field(name)
+    values = one_array(bounds[side]).field(name)
     kind = values.type
-    told = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)
-    return values if told or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind) else None
+    ordered = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)
+    return values if ordered or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind) else None
 
 
 def files_of(opened: DeltaTable) -> tuple[list[DataFile], pa.Table]:
-    """The files of the version that is open, and the bounds of their columns."""
+    """The files of the opened version, and the bounds of their columns."""
     actions = pa.table(opened.get_add_actions(flatten=False))
     deleted: dict[str, Any] = {}
     if "deletionVectors" in (opened.protocol().reader_features or ()):

@@ -1,7 +1,7 @@
-"""A Delta table at one version, for those who only read: as a PyArrow dataset, or as the files that make it up.
+"""A Delta table at one version, to read: as a PyArrow dataset, or as its files.
 
-A version is what the log says it is, so it stays the same whatever is committed meanwhile. Files with deletion vectors
-(Spark may have left some) are read here, row by deleted row; all others may be read by anybody.
+Later commits do not change a version. Files with deletion vectors (Spark may have written them) are read here; all
+others can be read by any Parquet reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from walmere.storage import Directory
 
 
 class Pinned:
-    """See above."""
+    """A table at one version."""
 
     def __init__(self, sink: DeltaSink, table: TableName, version: int) -> None:
         self._doing = f"reading the Delta table {table} at version {version}"
@@ -40,22 +40,22 @@ class Pinned:
         self.spark_schema = self._opened.schema().to_json()
 
     def gone(self, error: Exception) -> LakeError:
-        """What there is to say if something of the version is not there."""
-        said = str(error).partition("\n")[0]
+        """The error if the version, or one of its files, does not exist."""
+        reason = str(error).partition("\n")[0]
         hint = "[target] keep_seconds sets how long versions are kept; read a newer point"
-        return LakeError(self._doing, f"this version does not exist, or has been removed: {said}", hint)
+        return LakeError(self._doing, f"this version does not exist, or has been removed: {reason}", hint)
 
     def piece(self, file: DataFile) -> FilePiece:
-        """For `sink.read`."""
+        """A file, for `sink.read`."""
         return FilePiece(self._table, self.schema, (file,))
 
     def files(self) -> tuple[list[DataFile], list[DataFile]]:
-        """Those that are read as they are, and those with deleted rows."""
-        there, _ = files_of(self._opened)
-        return [each for each in there if each.deleted is None], [each for each in there if each.deleted is not None]
+        """The files without deleted rows, and those with deleted rows."""
+        files, _ = files_of(self._opened)
+        return [each for each in files if each.deleted is None], [each for each in files if each.deleted is not None]
 
     def dataset(self) -> pads.Dataset:
-        """The rows. Those of files with deleted ones are held in memory, all others are read when asked for."""
+        """All rows. Files with deleted rows are read into memory, all others when they are needed."""
         filesystem = self.directory.filesystem
         try:
             if "deletionVectors" not in (self._opened.protocol().reader_features or ()):
