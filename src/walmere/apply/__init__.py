@@ -1,1 +1,1 @@
-"""What a task does with the changes of a table: decode, fold, apply. No PySpark in here."""
+"""What a task does with the changes of a table: decode, fold, apply. Without PySpark."""

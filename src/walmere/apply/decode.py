@@ -1,9 +1,9 @@
-"""From references to typed changes: what a task does with the blocks of its table before the fold.
+"""Decode: from references to blocks of the log to typed changes.
 
-The same codecs that cast the copy's text cast the stream's. All by whole columns; the only Python loop is over blocks.
+The stream is cast with the same codecs as the copy, column by column. The only Python loop is over blocks.
 
-A batch may hold changes of several definitions of the table. They are taken in **stretches**: what committed before the
-first transaction in which another definition appears. Columns and replica identity are the same all through a stretch.
+A batch may have changes of several definitions of the table. It is divided into **spans**: a span ends before the first
+transaction that has another definition. Columns and replica identity are the same within a span.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from walmere.types.codec import codec
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Span:
     """Changes of one definition."""
 
     shape: Shape
     identity: Identity
     versions: frozenset[tuple[int, int]]
-    start: Lsn  # all that committed before it is in the table
-    end: Lsn | None = None  # where a transaction commits that has another definition; None: all of the batch is of this
-    of_leaves: bool = False  # the identity is that of the leaf partitions, whatever the stream says of the root's
+    start: Lsn  # everything that committed before it is in the table
+    end: Lsn | None = None  # commit LSN of the first transaction with another definition; None: the batch has none
+    of_leaves: bool = False  # the identity is that of the leaf partitions, not the root's in the stream
 
     @property
     def empty(self) -> bool:
-        """One transaction has several definitions, so nothing but the whole of it could be applied."""
+        """Whether one transaction has several definitions: it cannot be applied in parts."""
         return self.end is not None and self.end <= self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The changes of a stretch."""
+    """The changes of a span, and their rejects."""
 
     changes: Changes
     rejects: pa.RecordBatch
 
 
 class _Columns(NamedTuple):
-    """Of the target."""
+    """The columns of the target."""
 
     schema: pa.Schema
     codecs: Sequence[Codec]
@@ -65,7 +65,7 @@ class _Columns(NamedTuple):
 
 
 def shape_of(relation: Relation, target: Shape | None = None) -> Shape:
-    """What the target has to follow of a definition. With `target`, the relation is a part of that table."""
+    """The shape of a relation. With `target`, the relation is a part of that table."""
     columns = tuple((column.name, column.type_oid, column.type_modifier) for column in relation.columns)
     if target is None:
         return Shape(TableName(relation.namespace, relation.name), columns)
@@ -75,17 +75,17 @@ def shape_of(relation: Relation, target: Shape | None = None) -> Shape:
 
 def _identity(relation: Relation, target: Shape | None) -> Identity:
     key = _key(relation)
-    if target is not None:  # in the same order, whichever the part has
+    if target is not None:  # in the order of the target
         key = tuple(name for name, *_ in target.columns if name in key)
     return Identity(relation.replica_identity.value, key)
 
 
-def next_stretch(
+def next_span(
     blocks: Blocks, target: Shape, applied: Lsn | None, identity_of_leaves: Identity | None = None
-) -> Stretch | None:
-    """The first stretch that the table does not have; None if it has everything.
+) -> Span | None:
+    """The first span that is not yet applied to the table; None if there is none.
 
-    `identity_of_leaves`: of a partitioned table, what its rows are told apart by. See `publisher.identity`.
+    `identity_of_leaves`: of a partitioned table, what identifies its rows. See `publisher.identity`.
     """
     of_leaves = identity_of_leaves is not None
     definitions = {
@@ -99,8 +99,8 @@ def next_stretch(
     position = max(blocks.refs[0].position, applied or INVALID_LSN)
     if len(set(definitions.values())) == 1:
         shape, identity, _ = next(iter(definitions.values()))
-        return Stretch(shape, identity, frozenset(blocks.versions), position, of_leaves=of_leaves)
-    begins: dict[tuple[int, int], tuple[Lsn, int]] = {}  # commit and number of the first change of each
+        return Span(shape, identity, frozenset(blocks.versions), position, of_leaves=of_leaves)
+    begins: dict[tuple[int, int], tuple[Lsn, int]] = {}  # commit LSN and sequence of the first change of each
     for ref, batch in messages(blocks.directory, blocks.refs, applied):
         commits, places = batch.column("commit_lsn").to_numpy(), batch.column("sequence").to_numpy()
         first = np.lexsort((places, commits))[0]
@@ -114,34 +114,36 @@ def next_stretch(
     others = [commit for number, (commit, _) in begins.items() if number not in same]
     shape, identity, _ = definitions[oldest]
     start, end = max(position, begins[oldest][0]), min(others, default=None)
-    return Stretch(shape, identity, same, start, end, of_leaves)
+    return Span(shape, identity, same, start, end, of_leaves)
 
 
-def decode(blocks: Blocks, stretch: Stretch, types: Mapping[int, PgType], applied: Lsn | None = None) -> Decoded | None:
-    """Read and cast the changes of a stretch that the table does not have; None if none of them counts."""
-    codecs = [codec(type_oid, typmod, types) for _, type_oid, typmod in stretch.shape.columns]
-    schema = pa.schema([(name, each.arrow) for (name, *_), each in zip(stretch.shape.columns, codecs, strict=True)])
-    into = _Columns(schema, codecs, stretch.identity.key)
-    wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in stretch.versions]
-    found = list(messages(blocks.directory, wanted, applied, stretch.end))
+def decode(blocks: Blocks, span: Span, types: Mapping[int, PgType], applied: Lsn | None = None) -> Decoded | None:
+    """Read and cast the changes of a span that are not yet applied; None if there are none."""
+    codecs = [codec(type_oid, typmod, types) for _, type_oid, typmod in span.shape.columns]
+    schema = pa.schema([(name, each.arrow) for (name, *_), each in zip(span.shape.columns, codecs, strict=True)])
+    into = _Columns(schema, codecs, span.identity.key)
+    wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in span.versions]
+    found = list(messages(blocks.directory, wanted, applied, span.end))
     if not found:
         return None
-    emptied = _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
-    rejects = Rejects(stretch.identity.key)
+    truncated_at = _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
+    rejects = Rejects(span.identity.key)
     pieces: list[Changes] = []
     order: list[pa.RecordBatch] = []
     for ref, batch in found:
-        rows = batch if emptied is None else batch.filter(pa.array(_is_after(batch, emptied)))  # the others are gone
+        rows = batch
+        if truncated_at is not None:  # nothing before it matters
+            rows = batch.filter(pa.array(_is_after(batch, truncated_at)))
         if rows.num_rows:
             relation = blocks.versions[ref.block.relation, ref.version].relation
-            typed = _typed(rows, relation, into, ref.segment.streamed, rejects)
-            pieces.append(_as_leaves_have_it(typed, stretch.identity) if stretch.of_leaves else typed)
+            changes = _cast(rows, relation, into, ref.segment.streamed, rejects)
+            pieces.append(_mark_as_leaves(changes, span.identity) if span.of_leaves else changes)
             order.append(rows)
-    joined = _joined(pieces, schema) if pieces else _truncate(schema)
+    joined = _join(pieces, schema) if pieces else _truncate(schema)
     if len({ref.block.relation for ref, _ in found}) > 1 and pieces:
         joined = joined.take(np.lexsort((_column(order, "sequence"), _column(order, "commit_lsn"))))
-    if emptied is not None and pieces:
-        joined = _joined([_truncate(schema), joined], schema)
+    if truncated_at is not None and pieces:
+        joined = _join([_truncate(schema), joined], schema)
     return Decoded(joined, rejects.rows())
 
 
@@ -156,7 +158,7 @@ def _is_after(batch: pa.RecordBatch, point: tuple[int, int]) -> NDArray[np.bool_
 
 
 def _last_truncate(batches: Sequence[pa.RecordBatch], parts: int) -> tuple[int, int] | None:
-    """Commit and number of the last TRUNCATE, if there is one. It stands once for each relation that it empties."""
+    """Commit LSN and sequence of the last TRUNCATE; None if there is none. It is in the log once per relation."""
     truncates = [batch.filter(pc.equal(batch.column("kind"), "T")) for batch in batches]
     if not sum(map(len, truncates)):
         return None
@@ -173,14 +175,14 @@ def _last_truncate(batches: Sequence[pa.RecordBatch], parts: int) -> tuple[int, 
 
 
 def _key(relation: Relation) -> tuple[str, ...]:
-    """The key's columns. With REPLICA IDENTITY FULL every column is marked, and there is none."""
+    """The columns of the key. With REPLICA IDENTITY FULL all columns are marked as key, but there is none."""
     if relation.replica_identity in (ReplicaIdentity.FULL, ReplicaIdentity.NOTHING):
         return ()
     return tuple(column.name for column in relation.columns if column.is_key)
 
 
-def _typed(batch: pa.RecordBatch, relation: Relation, into: _Columns, streamed: bool, rejects: Rejects) -> Changes:
-    """The changes of a block, in the columns of the target: a partition may have them in another order."""
+def _cast(batch: pa.RecordBatch, relation: Relation, into: _Columns, streamed: bool, rejects: Rejects) -> Changes:
+    """The changes of a block, with the columns of the target: a partition may have them in another order."""
     rows: Rows = decode_rows(batch.column("message"), relation, streamed=streamed)
     lsn = batch.column("lsn").to_numpy()
     own = {column.name: place for place, column in enumerate(relation.columns)}
@@ -189,7 +191,7 @@ def _typed(batch: pa.RecordBatch, relation: Relation, into: _Columns, streamed: 
     old = None
     if rows.old_kind.any():
         text = pa.table([rows.old[place].text for place in places], names=into.schema.names)
-        old = pa.table(_old(text, into.codecs, into.key), schema=into.schema)
+        old = pa.table(_cast_old(text, into.codecs, into.key), schema=into.schema)
     return Changes(
         rows.kind,
         pa.table(rejects.cast(new, into.codecs, lsn), schema=into.schema),
@@ -199,14 +201,14 @@ def _typed(batch: pa.RecordBatch, relation: Relation, into: _Columns, streamed: 
     )
 
 
-def _as_leaves_have_it(changes: Changes, identity: Identity) -> Changes:
-    """Old tuples marked as what the leaves have logged: whole rows if all of them are FULL, else keys at the least."""
+def _mark_as_leaves(changes: Changes, identity: Identity) -> Changes:
+    """Mark old tuples as what the leaves log: whole rows if all leaves are FULL, otherwise at least the key."""
     kind = np.where(changes.old_kind != 0, OLD if identity.multiset else KEY, 0).astype(np.uint8)
     return replace(changes, old_kind=kind)
 
 
-def _old(text: pa.Table, codecs: Sequence[Codec], key: tuple[str, ...]) -> list[pa.Array]:
-    """Old tuples; what the target cannot hold of them is NULL there, too, but a key must be exact."""
+def _cast_old(text: pa.Table, codecs: Sequence[Codec], key: tuple[str, ...]) -> list[pa.Array]:
+    """Cast old tuples. A value that the target cannot hold is NULL, as in the target; but a key must be exact."""
     casts = [each.cast(column) for each, column in zip(codecs, text.columns, strict=True)]
     for name, cast in zip(text.column_names, casts, strict=True):
         if name in key and cast.rejected is not None and cast.rejected.any():
@@ -220,7 +222,7 @@ def _truncate(schema: pa.Schema) -> Changes:
     return Changes(np.array([TRUNCATE], np.uint8), row, (None,) * len(schema), nothing, None)
 
 
-def _joined(pieces: Sequence[Changes], schema: pa.Schema) -> Changes:
+def _join(pieces: Sequence[Changes], schema: pa.Schema) -> Changes:
     if len(pieces) == 1:
         return pieces[0]
     olds = any(piece.old is not None for piece in pieces)
@@ -228,13 +230,13 @@ def _joined(pieces: Sequence[Changes], schema: pa.Schema) -> Changes:
     return Changes(
         np.concatenate([piece.kind for piece in pieces]),
         pa.concat_tables([piece.new for piece in pieces]),
-        tuple(_masks([piece.unchanged[column] for piece in pieces], pieces) for column in range(len(schema))),
+        tuple(_join_masks([piece.unchanged[column] for piece in pieces], pieces) for column in range(len(schema))),
         np.concatenate([piece.old_kind for piece in pieces]),
         pa.concat_tables([b if p.old is None else p.old for p, b in zip(pieces, blank, strict=True)]) if olds else None,
     )
 
 
-def _masks(masks: Sequence[NDArray[np.bool_] | None], pieces: Sequence[Changes]) -> NDArray[np.bool_] | None:
+def _join_masks(masks: Sequence[NDArray[np.bool_] | None], pieces: Sequence[Changes]) -> NDArray[np.bool_] | None:
     if all(mask is None for mask in masks):
         return None
     return np.concatenate(

@@ -1,37 +1,36 @@
-"""The net effect of a batch of changes of one table. Pure, and by whole columns: no row is ever looked at alone.
+"""Fold: the net effect of a batch of changes of one table. No I/O, and column by column: no loop over rows.
 
-Every change is at most two events of a key. An Insert, and an Update, *writes* the key of its new row; a Delete, and an
-Update that moves a row to another key, first *takes* the old key away. Sorted by key and time, the events of a key lie
-one after the other, and all there is to know about the key stands at the two ends:
+A change is one or two events of a key. An Insert or an Update *writes* the key of its new row. A Delete, or an Update
+that changes the key of a row, first *removes* the old key. The events are sorted by key and time. The first and the
+last event of a key decide:
 
-    its last event      a write: the row is there in the end, as that change has it;  taken: it is not
-    its first event     an Insert, or a row that moved in: the target has no such key, or the source would have refused;
-                        anything else: the target has it
+    last event      write: the row exists at the end, with the values of that change;  remove: it does not exist
+    first event     an Insert, or a row that got this key: the target has no such key, else the source would have
+                    refused the change;  anything else: the target has it
 
-    first / last     write                       taken
-    target has it    replace it (upserts)        remove it (deletes)
-    has it not       add it (appends)            nothing: it came and went
+    first / last             write                   remove
+    target has it            replace it (upserts)    remove it (deletes)
+    target does not have it  add it (appends)        nothing
 
-So an insert-only batch is an append and nothing is compared. Keys that swap, or move along a chain, need no thought:
-1 → 9, 2 → 1, 9 → 2 takes and writes both 1 and 2, hence replaces both, and 9 came and went.
+So a batch with only inserts is an append, and nothing is compared. Keys that swap, or move in a chain, are no special
+case: 1 → 9, 2 → 1, 9 → 2 removes and writes both 1 and 2, so both are replaced, and 9 is nothing.
 
-**Unchanged TOAST.** PostgreSQL does not send a large value that an UPDATE left alone. The value is that of the change
-which wrote the row before: the event just before the one by which this update found its row (in the list of its *old*
-key, if it moved). These steps form chains, a row's life within the batch; they are followed by doubling, so that a
-row updated a hundred thousand times takes seventeen rounds. Where a chain ends at a change whose row came from the
-target, the value is the target's, under the key that change found it by: `Net.carry` and `Net.carry_from`. Where the
-old row was sent along (REPLICA IDENTITY FULL, or the column is of the key), it has the value, and no chain is followed.
+**Unchanged TOAST.** PostgreSQL does not send a TOAST value that an UPDATE does not change. The value is in the change
+that wrote the row before. That is the event before the one by which this update found its row (of its *old* key, if the
+key changes). So the changes of a row form a chain. Chains are followed by doubling: a row with a hundred thousand
+updates takes seventeen rounds. If a chain ends at a change whose row is in the target, the value is taken from the
+target, from the key by which that change found the row: `Net.carry` and `Net.carry_from`. If the old row was sent
+(REPLICA IDENTITY FULL, or the column is part of the key), it has the value, and no chain is followed.
 
-**TRUNCATE** forgets all changes before it; what is left begins with an empty target.
+**TRUNCATE** makes all changes before it irrelevant. The rest begins with an empty target.
 
-**A multiset** (REPLICA IDENTITY FULL without a key) has no key to go by: a Delete takes one row out of
-equal ones. Order does not matter then, since a row can only be deleted that is there, so rows are counted: +1 for each
-new, -1 for each old one.
+**A multiset** (REPLICA IDENTITY FULL without a key) has no key: a Delete removes one of several equal rows. The order
+does not matter, because only rows that exist can be deleted. So rows are counted: +1 for each new one, -1 for each old.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -54,10 +53,10 @@ _Columns: TypeAlias = list[pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of one table, in order, typed. All parts are as long as the batch; `new` and `old` have the same columns.
+    """Typed changes of one table, in order. All fields have one item per change.
 
-    A row has a new tuple if it is an Insert or an Update, and an old one unless `old_kind` is 0; with KEY, only the
-    columns of the key say anything in it.
+    An Insert and an Update have a new tuple. There is an old tuple unless `old_kind` is 0; with KEY, only the columns
+    of the key are valid in it. `new` and `old` have the same columns.
     """
 
     kind: NDArray[np.uint8]  # INSERT, UPDATE, DELETE, TRUNCATE
@@ -80,10 +79,10 @@ class Changes:
         )
 
 
-def fold(changes: Changes, identity: Identity, *, maybe_there: bool = False) -> Net:
-    """What the changes come to. Raises NotMirrored for changes that this replica identity cannot have.
+def fold(changes: Changes, identity: Identity, *, may_exist: bool = False) -> Net:
+    """The net effect of the changes. Raises NotMirrored for changes that this replica identity cannot have.
 
-    `maybe_there`: deletes may have been left out, so a row that is inserted may replace one of its key.
+    `may_exist`: the publication may not publish deletes, so the target may have a row with the key of an insert.
     """
     truncates = np.flatnonzero(changes.kind == TRUNCATE)
     truncate = bool(len(truncates))
@@ -95,10 +94,10 @@ def fold(changes: Changes, identity: Identity, *, maybe_there: bool = False) -> 
             "a change of its key moved a row into the row filter, and the server did not send all of its TOAST values",
             "no action needed: the table is being copied again. REPLICA IDENTITY FULL avoids it",
         )
-    if not len(changes) or ((changes.kind == INSERT).all() and not (maybe_there and identity.keyed)):
-        return _net(truncate, changes, identity, appends=changes.new)
+    if not len(changes) or ((changes.kind == INSERT).all() and not (may_exist and identity.keyed)):
+        return replace(_empty(changes, identity, truncate), appends=changes.new)
     if identity.keyed:
-        return _Keyed(changes, identity, truncate).net(maybe_there)
+        return _Keyed(changes, identity, truncate).net(may_exist)
     if identity.multiset:
         return _multiset(changes, identity, truncate)
     raise NotMirrored(
@@ -118,37 +117,23 @@ def _after(changes: Changes, start: int) -> Changes:
     )
 
 
-def _net(
-    truncate: bool,
-    changes: Changes,
-    identity: Identity,
-    *,
-    deletes: pa.Table | None = None,
-    counts: I64 | None = None,
-    upserts: pa.Table | None = None,
-    carry: tuple[Mask | None, ...] | None = None,
-    carry_from: pa.Table | None = None,
-    appends: pa.Table,
-) -> Net:
+def _empty(changes: Changes, identity: Identity, truncate: bool) -> Net:
+    """A net effect without rows."""
     schema = changes.new.schema
-    if deletes is None:
-        named = identity.key if identity.keyed else schema.names
-        deletes = pa.schema([schema.field(name) for name in named]).empty_table()
-    if identity.multiset and counts is None:
-        counts = np.zeros(0, np.int64)
+    key = identity.key if identity.keyed else schema.names
     return Net(
         truncate,
-        deletes,
-        counts,
-        schema.empty_table() if upserts is None else upserts,
-        (None,) * len(schema) if carry is None else carry,
-        carry_from,
-        appends,
+        deletes=pa.schema([schema.field(name) for name in key]).empty_table(),
+        counts=np.zeros(0, np.int64) if identity.multiset else None,
+        upserts=schema.empty_table(),
+        carry=(None,) * len(schema),
+        carry_from=None,
+        appends=schema.empty_table(),
     )
 
 
 class _Tuples:
-    """New and old tuples, with unchanged values taken from the old tuple of the same change where it has them."""
+    """New and old tuples. Unchanged values are taken from the old tuple of the same change, if it has them."""
 
     def __init__(self, changes: Changes, key: tuple[str, ...]) -> None:
         names = changes.new.schema.names
@@ -157,21 +142,21 @@ class _Tuples:
         self.old: _Columns | None = (
             None if changes.old is None else [one_array(column) for column in changes.old.columns]
         )
-        self.unchanged: list[Mask | None] = [None] * len(names)  # where the change itself does not tell the value
+        self.unchanged: list[Mask | None] = [None] * len(names)  # where the value is not in the change
         sent_whole = changes.old_kind == OLD
         sent_key = changes.old_kind != 0
         for column, mask in enumerate(changes.unchanged):
             if mask is None or not mask.any():
                 continue
-            told = mask & (sent_key if names[column] in key else sent_whole)
-            if self.old is not None and told.any():
+            in_old = mask & (sent_key if names[column] in key else sent_whole)
+            if self.old is not None and in_old.any():
                 place = np.arange(self.count)
-                place[told] += self.count
+                place[in_old] += self.count
                 both = pa.concat_arrays([self.new[column], self.old[column]])
                 self.new[column] = both.take(pa.array(place))
-            untold = mask & ~told
-            if untold.any():
-                self.unchanged[column] = untold
+            missing = mask & ~in_old
+            if missing.any():
+                self.unchanged[column] = missing
 
     def old_columns(self) -> _Columns:
         return [pa.nulls(self.count, column.type) for column in self.new] if self.old is None else self.old
@@ -194,7 +179,7 @@ class _Keyed:
         if any(self.tuples.unchanged[column] is not None for column in key):
             raise NotMirrored(_DOING, "a value of the key was not sent")
 
-        # The keys of all old tuples, then those of all new ones, and where among them each change has its own.
+        # The keys of all old tuples, then of all new ones, and the place of each change's keys among them.
         old_rows, new_rows = np.flatnonzero(has_old), np.flatnonzero(kind != DELETE)
         self.keys: _Columns = []
         for column in key:
@@ -211,44 +196,44 @@ class _Keyed:
         self.new_place = np.full(len(kind), -1, np.int64)
         self.new_place[new_rows] = len(old_rows) + np.arange(len(new_rows))
         code, self.different = codes(self.keys)
-        old_code, new_code = code[self.old_place], code[self.new_place]  # of use only where there is such a tuple
+        old_code, new_code = code[self.old_place], code[self.new_place]  # valid only where there is such a tuple
         self.moved = (kind == UPDATE) & has_old & (old_code != new_code)
 
-        # Events as one number each: key, time, and whether it writes; sorted, in one go.
-        taking = np.flatnonzero((kind == DELETE) | self.moved)
+        # Each event is one number of key, time and whether it writes, so that one sort orders them.
+        removing = np.flatnonzero((kind == DELETE) | self.moved)
         self.width = 2 * len(kind)
         events = np.concatenate(
-            [old_code[taking] * self.width + 2 * taking, new_code[new_rows] * self.width + 2 * new_rows + 1]
+            [old_code[removing] * self.width + 2 * removing, new_code[new_rows] * self.width + 2 * new_rows + 1]
         )
         events.sort()
         self.event_key, when = np.divmod(events, self.width)
         self.event_change, self.writes = when >> 1, (when & 1).astype(np.bool_)
 
-    def net(self, maybe_there: bool) -> Net:
+    def net(self, may_exist: bool) -> Net:
         edge = np.flatnonzero(self.event_key[1:] != self.event_key[:-1])
         first = np.concatenate([[0], edge + 1])
         last = np.concatenate([edge, [len(self.event_key) - 1]])
-        begins = self.event_change[first]
-        found = ~self.writes[first] | ((self.changes.kind[begins] == UPDATE) & ~self.moved[begins])
-        if self.truncate or maybe_there:
+        first_change = self.event_change[first]
+        found = ~self.writes[first] | ((self.changes.kind[first_change] == UPDATE) & ~self.moved[first_change])
+        if self.truncate or may_exist:
             found[:] = not self.truncate
-        stays = self.writes[last]
-        ends = self.event_change[last]
+        exists = self.writes[last]
+        last_change = self.event_change[last]
 
-        gone = np.sort(ends[found & ~stays])
-        replaced = np.sort(ends[found & stays])
-        added = np.sort(ends[~found & stays])
-        deletes = self.key_table(self.old_place[gone])
+        removed = np.sort(last_change[found & ~exists])
+        replaced = np.sort(last_change[found & exists])
+        added = np.sort(last_change[~found & exists])
+        deletes = self.key_table(self.old_place[removed])
         if not any(mask is not None for mask in self.tuples.unchanged):
             rows = [[_take(column, some) for column in self.tuples.new] for some in (replaced, added)]
             upserts, appends = (pa.Table.from_arrays(columns, schema=self.schema) for columns in rows)
-            return _net(self.truncate, self.changes, self.identity, deletes=deletes, upserts=upserts, appends=appends)
+            return replace(self.empty(), deletes=deletes, upserts=upserts, appends=appends)
         return self.net_with_unchanged(deletes, replaced, added)
 
     def net_with_unchanged(self, deletes: pa.Table, replaced: I64, added: I64) -> Net:
         parent = self.parents()
         both = np.concatenate([replaced, added])
-        origin = both.copy()  # the change at which the search for a row's values ended
+        ends_at = both.copy()  # the change at which the search for a row's values ends
         sources: list[I64 | None] = []
         carried: list[Mask | None] = []
         open_ended = np.zeros(len(both), np.bool_)
@@ -259,14 +244,14 @@ class _Keyed:
                 continue
             source = _follow(mask, parent)[both]
             missing = mask[source]
-            origin[missing] = source[missing]
+            ends_at[missing] = source[missing]
             open_ended |= missing
             sources.append(source)
             carried.append(missing)
         if self.truncate and open_ended.any():
             raise NotMirrored(_DOING, "an UPDATE has an unchanged TOAST value of a row that a TRUNCATE has removed")
 
-        # A row that moved to a new key, but has values to fetch from the target, is no plain addition.
+        # A row that got a new key, but takes values from the target, is an upsert, not an append.
         is_upsert = np.arange(len(both)) < len(replaced)
         is_upsert |= open_ended
         chosen = np.flatnonzero(is_upsert)
@@ -279,14 +264,12 @@ class _Keyed:
             ]
             tables.append(pa.Table.from_arrays(columns, schema=self.schema))
         carry = tuple(None if mask is None or not mask[chosen].any() else mask[chosen] for mask in carried)
-        at = origin[chosen]
+        at = ends_at[chosen]
         by_old = self.old_place[at] >= 0
-        by_old &= open_ended[chosen]  # a row with nothing to fetch is listed under its own key
+        by_old &= open_ended[chosen]  # a row that takes nothing from the target is listed with its own key
         place = np.where(by_old, self.old_place[at], self.new_place[at])
-        return _net(
-            self.truncate,
-            self.changes,
-            self.identity,
+        return replace(
+            self.empty(),
             deletes=deletes,
             upserts=tables[0],
             carry=carry,
@@ -294,8 +277,11 @@ class _Keyed:
             appends=tables[1],
         )
 
+    def empty(self) -> Net:
+        return _empty(self.changes, self.identity, self.truncate)
+
     def parents(self) -> I64:
-        """Per update, the change that wrote the row which it found; -1 if the target has it."""
+        """For each update, the change that wrote the row which it found; -1 if the row is in the target."""
         before = np.full(len(self.event_key), -1, np.int64)
         after_write = self.writes[:-1] & (self.event_key[1:] == self.event_key[:-1])
         before[1:][after_write] = self.event_change[:-1][after_write]
@@ -310,7 +296,7 @@ class _Keyed:
 
 
 def _follow(unchanged: Mask, parent: I64) -> I64:
-    """Per change, the nearest one back in its row's life that has the value, or else the one where that life began."""
+    """For each change, the nearest earlier change of its row that has the value, or else the row's first change."""
     jump = np.where(unchanged & (parent >= 0), parent, np.arange(len(parent)))
     while True:
         further = jump[jump]
@@ -346,10 +332,10 @@ def _multiset(changes: Changes, identity: Identity, truncate: bool) -> Net:
         pa.Table.from_arrays([_take(column, some) for column in rows], schema=schema)
         for some in (example[fewer], added)
     )
-    return _net(truncate, changes, identity, deletes=deletes, counts=-change[fewer], appends=appends)
+    return replace(_empty(changes, identity, truncate), deletes=deletes, counts=-change[fewer], appends=appends)
 
 
 def _take(column: pa.Array, rows: I64) -> pa.Array:
     if len(rows) == len(column) and (not len(rows) or (np.diff(rows) == 1).all()):
-        return column  # all of them in order, as strictly rising places among as many can only be
+        return column  # ascending places, as many as there are rows: all rows in order
     return column.take(pa.array(rows))

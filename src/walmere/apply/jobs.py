@@ -1,4 +1,4 @@
-"""What one task of a batch has to do, as it is pickled and sent to the task."""
+"""The work of one task of a batch, as it is pickled and sent to the task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ApplyJob:
     shape: Shape  # that the target has
     blocks: Blocks
     types: dict[int, PgType]
-    sink: bytes  # pickled: nobody on the way has to know what it is made of
+    sink: bytes  # pickled, so that the driver's Spark code does not depend on it
     end_lsn: Lsn
     partial: bool  # see Definition
     vacuum: bool
     identity: Identity | None  # of a partitioned table, as its leaves have it
-    commits: bool  # else it only stages a part of the table's inserts, and the driver commits all parts
+    commits: bool  # False: it stages a part of the table's inserts, and the driver commits all parts
     version: int | None  # see TableState
     version_lsn: Lsn
 
@@ -36,10 +36,10 @@ class ApplyJob:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The batch itself: every plan has one, also if no table has anything to do."""
+    """The batch itself. Every plan has one, even if no table has changes."""
 
     end_lsn: Lsn
     commit_time: int | None
-    tables: tuple[int, ...]  # that take part: those whose copy was committed when it was planned
+    tables: tuple[int, ...]  # that take part: those whose copy was committed when the batch was planned
     log_start: Lsn = INVALID_LSN  # where the log begins
-    not_in_log: tuple[int, ...] = ()  # of the tables, those that need what the log does not have any more
+    not_in_log: tuple[int, ...] = ()  # tables that need changes which the log no longer has

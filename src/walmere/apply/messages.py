@@ -1,8 +1,7 @@
-"""Logical messages as a table: what `pg_logical_emit_message` wrote at the source, each a row, in commit order.
+"""Logical messages as a table: one row for each `pg_logical_emit_message` at the source, in commit order.
 
-They are in the change log anyway, among the messages that belong to no relation. On request they are mirrored as well,
-as if they were a table without a key to which rows are only ever added: an outbox that needs no table at the source.
-(Our own heartbeats are not: they only move the log's position.)
+The change log has them under relation 0. On request they are mirrored too, like a table without a key that only gets
+inserts: an outbox that needs no table at the source. Walmere's heartbeats are not mirrored.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 from walmere.changelog.plan import BlockRef, messages
 from walmere.lsn import Lsn
 
-# kind, the xid inside a stream, flags, LSN, prefix, length, content; \C is one byte, whatever it is
+# kind, xid (in a stream only), flags, LSN, prefix, length, content; \C is any byte
 _PLAIN: Final = r"(?s)^M(?P<flags>\C)\C{8}(?P<prefix>[^\x00]*)\x00\C{4}(?P<content>\C*)$"
 _STREAMED: Final = _PLAIN.replace("^M", r"^M\C{4}")
 
@@ -34,11 +33,11 @@ MESSAGES: Final = pa.schema(
         ("content", pa.binary()),
     ]
 )
-"""The table of logical messages, for who wants one. In the log, they stand under relation 0."""
+"""The columns of the table of logical messages."""
 
 
 def read(directory: Path, refs: Sequence[BlockRef], applied: Lsn | None) -> pa.Table:
-    """The messages that the references point to and the table does not have."""
+    """The logical messages of these blocks that are not yet applied."""
     found: list[pa.Table] = []
     for ref, batch in messages(directory, refs, applied):
         some = batch.filter(pc.equal(batch.column("kind"), "M"))

@@ -1,7 +1,6 @@
-"""Rejects: what the target's type cannot hold is NULL there, and its original text is kept here. Never lost.
+"""Rejects: a value that the target's type cannot hold is NULL in the table, and its text is in the rejects table.
 
-They stand in a table of their own beside the mirrored one, with the LSN, the row's key and the column, so that somebody
-can look at them and decide.
+Each mirrored table has its own rejects table, with LSN, key of the row, column and text, so that no value is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from walmere.types.base import Codec
 
 
 def rejected_key(column: str) -> NotMirrored:
-    """Two such rows would be one in the target: NULL is no key."""
+    """The error for a rejected value in a key: NULL cannot identify a row in the target."""
     return NotMirrored(
         f"casting column {column}, which is part of the key",
         "it has a value that the target's type cannot hold, such as infinity or a date BC",
@@ -29,7 +28,7 @@ def rejected_key(column: str) -> NotMirrored:
 
 
 class Rejects:
-    """Collects the rejects of one table's batch."""
+    """Collects the rejects of a batch of one table."""
 
     SCHEMA: ClassVar[pa.Schema] = pa.schema(
         [("lsn", pa.int64()), ("key", pa.string()), ("column", pa.string()), ("value", pa.string())]
@@ -41,11 +40,11 @@ class Rejects:
 
     @staticmethod
     def table(name: TableName) -> TableName:
-        """Where the rejects of a table are."""
+        """The rejects table of a table."""
         return TableName(f"_rejects.{name.namespace}", name.name)
 
     def cast(self, text: pa.Table, codecs: Sequence[Codec], lsn: NDArray[np.uint64]) -> list[pa.Array]:
-        """Cast all columns of a batch of text, keeping what was rejected."""
+        """Cast all columns of a batch of text, and collect what is rejected."""
         values = []
         for name, column, each in zip(text.column_names, text.columns, codecs, strict=True):
             cast = each.cast(column)
@@ -57,7 +56,7 @@ class Rejects:
         return values
 
     def _keep(self, text: pa.Table, name: str, rows: NDArray[np.intp], lsn: NDArray[np.uint64]) -> None:
-        """Rejects are rare, so they may be taken one by one."""
+        """Collect rejects of a column. They are rare, so a loop over rows is fine."""
         taken = text.take(pa.array(rows))
         keys: list[dict[str, Any]] = taken.select(list(self._key)).to_pylist() if self._key else [{}] * len(rows)
         for row, key, value in zip(rows, keys, taken.column(name).to_pylist(), strict=True):
@@ -65,13 +64,13 @@ class Rejects:
             self._found.append((int(lsn[row]), json.dumps(shown, ensure_ascii=False), name, value.decode()))
 
     def texts(self) -> set[str]:
-        """The different values of what was found; and forget it."""
+        """The different rejected values. Clears the rejects."""
         found = {value for *_, value in self._found}
         self._found.clear()
         return found
 
     def rows(self) -> pa.RecordBatch:
-        """What was found, as rows of the rejects' table."""
+        """The rejects, as rows of the rejects table."""
         columns = list(zip(*self._found, strict=True)) or [()] * len(self.SCHEMA)
         return pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, self.SCHEMA, strict=True)],

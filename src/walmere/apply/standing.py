@@ -1,4 +1,4 @@
-"""Whether a table of the target has what was committed to it: commits may be lost, or others may have changed rows."""
+"""Check that a table of the target has what was committed to it: commits may be lost, or rows changed by others."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class Behind:
     """A table does not have what was committed to it."""
 
     why: str
-    found: Standing | None  # None: there is no such table
-    apply_from: Lsn | None = None  # None: only a copy helps
+    found: Standing | None  # None: the table does not exist
+    apply_from: Lsn | None = None  # None: it has to be copied again
 
 
 def compare(
     version: int | None, lsn: Lsn, found: Standing | None, changed_by_others: Callable[[int, int], str | None]
 ) -> Behind | None:
-    """Compare a table with the version that we made last, and the LSN in it. None: it has all that it should have."""
+    """Compare a table with the last version that was committed, and its LSN. None: nothing is missing."""
     if found is None:
         return Behind("its Delta table no longer exists", None)
     if version is None:
-        return None  # an earlier version of Walmere has not recorded it
+        return None  # an earlier version of Walmere did not record it
     its = found.lsn or INVALID_LSN
     if its < lsn:
         why = f"its Delta table is at LSN {its}, but {lsn} was committed to it: commits were lost, or it was restored"

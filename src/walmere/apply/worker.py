@@ -1,4 +1,4 @@
-"""The apply worker's part in a task: bring one table to the end of a batch, in one commit. No PySpark in here."""
+"""The apply worker in a task: bring one table to the end of a batch, in one commit. Without PySpark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from walmere.apply import decode as changes
 from walmere.apply import messages
-from walmere.apply.decode import Stretch
+from walmere.apply.decode import Span
 from walmere.apply.fold import fold
 from walmere.apply.jobs import ApplyJob
 from walmere.apply.messages import MESSAGES
@@ -26,40 +26,40 @@ from walmere.sinks.base import Sink, StagedFile
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What came of it, for one table."""
+    """The result of a batch for one table."""
 
     oid: int
     changes: int = 0
-    rejects: int | None = None  # that the table has by now; None: no more than before
-    seconds: float = 0.0  # that its task took
+    rejects: int | None = None  # rows of the rejects table; None: no new ones
+    seconds: float = 0.0  # duration of the task
     version: int | None = None  # of the table, if the task made one
-    lsn: Lsn | None = None  # that stands in that version
+    lsn: Lsn | None = None  # in that version
     staged: Staged | None = None
     stopped: Stopped | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Why a table did not come to the end of the batch."""
+    """Why a table did not reach the end of the batch."""
 
     reached: Lsn
-    awaits: Shape | None = None  # the definition that comes next; None: it has to be copied again
+    awaits: Shape | None = None  # the next definition; None: the table has to be copied again
     error: str | None = None
-    behind: Behind | None = None  # the target's table has not what was committed to it
+    behind: Behind | None = None  # the target's table does not have what was committed to it
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a task has written that is still to be committed."""
+    """What a task has written, to be committed by the driver."""
 
     name: TableName
     files: list[StagedFile]
     rejects: list[StagedFile]
-    found: int = 0  # the table's version when it was looked at
+    found: int = 0  # version of the table when the task began
 
 
 def apply_table(job: ApplyJob) -> Applied:
-    """Bring one table to the end of the batch. Runs in a Spark task; doing it twice, or twice at once, does it once."""
+    """Bring one table to the end of the batch. Runs in a Spark task, and may run several times, also at once."""
     began = time.monotonic()
     try:
         result = _apply_job(job)
@@ -85,10 +85,10 @@ def _apply_job(job: ApplyJob) -> Applied:
         return Applied(job.oid, rejects=rejects, version=found.version, lsn=reached)
     if found is None or job.of_messages:
         rows = messages.read(job.blocks.directory, job.blocks.refs, reached)
-        sink.create(name, MESSAGES)  # again, if somebody has taken it away: there is nothing to copy it from
+        sink.create(name, MESSAGES)  # also if it was removed: it cannot be copied again
         version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
         return Applied(job.oid, len(rows), version=version, lsn=job.end_lsn)
-    result = _apply_stretches(job, sink, Applied(job.oid, lsn=reached))
+    result = _apply_spans(job, sink, Applied(job.oid, lsn=reached))
     if result.staged is not None:
         result = replace(result, staged=replace(result.staged, found=found.version))
     if result.version is not None and result.version > found.version + 1:  # others may have committed in between
@@ -99,32 +99,32 @@ def _apply_job(job: ApplyJob) -> Applied:
     return result
 
 
-def _apply_stretches(job: ApplyJob, sink: Sink, result: Applied) -> Applied:
+def _apply_spans(job: ApplyJob, sink: Sink, result: Applied) -> Applied:
     reached = result.lsn
-    while (stretch := changes.next_stretch(job.blocks, job.shape, reached, job.identity)) is not None:
-        if stretch.shape != job.shape or stretch.empty:
-            awaits = stretch.shape if stretch.shape != job.shape else None
-            return replace(result, stopped=Stopped(stretch.start, awaits))
-        result = _apply_stretch(job, sink, stretch, reached, result)
-        if stretch.end is None:
+    while (span := changes.next_span(job.blocks, job.shape, reached, job.identity)) is not None:
+        if span.shape != job.shape or span.empty:
+            awaits = span.shape if span.shape != job.shape else None
+            return replace(result, stopped=Stopped(span.start, awaits))
+        result = _apply_span(job, sink, span, reached, result)
+        if span.end is None:
             break
-        reached = stretch.end
+        reached = span.end
     return result
 
 
-def _apply_stretch(job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | None, before: Applied) -> Applied:
+def _apply_span(job: ApplyJob, sink: Sink, span: Span, reached: Lsn | None, before: Applied) -> Applied:
     name = job.shape.table
-    decoded = changes.decode(job.blocks, stretch, job.types, reached)
+    decoded = changes.decode(job.blocks, span, job.types, reached)
     if decoded is None:
         return before
-    rejects = _stage_rejects(job, sink, stretch, reached, decoded.rejects)
-    net = fold(decoded.changes, stretch.identity, maybe_there=job.partial)
+    rejects = _stage_rejects(job, sink, span, reached, decoded.rejects)
+    net = fold(decoded.changes, span.identity, may_exist=job.partial)
     count = before.changes + len(decoded.changes)
     if not job.commits:
         return replace(before, changes=count, staged=Staged(name, sink.stage(name, net.appends.to_batches()), rejects))
-    end = stretch.end or job.end_lsn
+    end = span.end or job.end_lsn
     rejected = _commit_rejects(sink, name, rejects, end)
-    version = sink.maintain(name, sink.apply(name, net, end, stretch.identity), job.vacuum)
+    version = sink.maintain(name, sink.apply(name, net, end, span.identity), job.vacuum)
     return replace(
         before,
         changes=count,
@@ -135,16 +135,16 @@ def _apply_stretch(job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | N
 
 
 def _stage_rejects(
-    job: ApplyJob, sink: Sink, stretch: Stretch, reached: Lsn | None, rejects: pa.RecordBatch
+    job: ApplyJob, sink: Sink, span: Span, reached: Lsn | None, rejects: pa.RecordBatch
 ) -> list[StagedFile]:
-    """Those that the rejects' table does not have yet: it is committed first, and the table may have gone back."""
+    """Stage the rejects that are new. The rejects table is committed first, so it may be ahead of the table."""
     if not rejects.num_rows:
         return []
     name = Rejects.table(job.shape.table)
     sink.create(name, Rejects.SCHEMA)
     there = sink.applied(name)
     if there is not None and there > max(reached or INVALID_LSN, job.blocks.refs[0].position):
-        again = changes.decode(job.blocks, stretch, job.types, there)
+        again = changes.decode(job.blocks, span, job.types, there)
         if again is None or not again.rejects.num_rows:
             return []
         rejects = again.rejects
@@ -152,7 +152,7 @@ def _stage_rejects(
 
 
 def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> int | None:
-    """Returns how many there are by now; None if none were added."""
+    """Returns the number of rows in the rejects table; None if none were added."""
     if not rejects:
         return None
     sink.commit(Rejects.table(name), rejects, lsn)
@@ -160,7 +160,7 @@ def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn:
 
 
 def commit_staged(sink: Sink, results: Sequence[Applied], end_lsn: Lsn) -> list[Applied]:
-    """Commit what several tasks have staged of a table, once. Returns one result per table."""
+    """Commit what several tasks have staged for a table, in one commit. Returns one result per table."""
     parts: dict[int, list[Applied]] = {}
     for result in results:
         parts.setdefault(result.oid, []).append(result)
@@ -171,7 +171,7 @@ def _commit_parts(sink: Sink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied
     staged = [part.staged for part in parts if part.staged is not None]
     refused = [part for part in parts if part.stopped is not None]
     if refused or not staged:
-        return (refused or parts)[0]  # or the table had the batch already
+        return (refused or parts)[0]  # not staged: the table already had the batch
     name = staged[0].name
     rejects = _commit_rejects(sink, name, [file for part in staged for file in part.rejects], end_lsn)
     version = sink.maintain(name, sink.commit(name, [file for part in staged for file in part.files], end_lsn))
