@@ -12,8 +12,8 @@ last event of a key decide:
     target has it            replace it (upserts)    remove it (deletes)
     target does not have it  add it (appends)        nothing
 
-So a batch with only inserts is an append, and nothing is compared. Keys that swap, or move in a chain, are no special
-case: 1 → 9, 2 → 1, 9 → 2 removes and writes both 1 and 2, so both are replaced, and 9 is nothing.
+So a batch with only inserts is an append, and nothing is compared. Keys that swap, or move in a chain, are not
+special: 1 → 9, 2 → 1, 9 → 2 removes and writes both 1 and 2, so both are replaced, and 9 is nothing.
 
 **Unchanged TOAST.** PostgreSQL does not send a TOAST value that an UPDATE does not change. The value is in the change
 that wrote the row before. That is the event before the one by which this update found its row (of its *old* key, if the
@@ -82,7 +82,7 @@ class Changes:
 def fold(changes: Changes, identity: Identity, *, may_exist: bool = False) -> Net:
     """The net effect of the changes. Raises NotMirrored for changes that this replica identity cannot have.
 
-    `may_exist`: the publication may not publish deletes, so the target may have a row with the key of an insert.
+    `may_exist`: the publication may omit deletes, so the target may have a row with the key of an insert.
     """
     truncates = np.flatnonzero(changes.kind == TRUNCATE)
     truncate = bool(len(truncates))

@@ -2,7 +2,7 @@
 
 Every new file with few rows makes reads slower, so small files are compacted every `COMPACT_EVERY` versions. Replaced
 files stay on the disk for readers of older versions. `vacuum` deletes those that have been out of use for
-`keep_seconds`, in whole hours. It goes by the files that the log has removed, so it never touches what a running copy
+`keep_seconds`, in whole hours. It deletes only files that the log has removed, never what a running copy
 has staged.
 """
 
