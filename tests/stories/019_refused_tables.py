@@ -13,7 +13,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import Here, walmere
 from walmere.errors import WalmereError
-from walmere.subscription import launcher
+from walmere.subscription import copies
 
 
 def errors(mirror: Mirror) -> dict[str, str]:
@@ -63,7 +63,7 @@ def test_what_is_refused_at_the_copy_names_the_table_and_the_way_out(
 def test_what_is_refused_in_the_stream_sets_its_table_aside_until_it_is_mended(
     database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "RETRY", 0.5)
+    monkeypatch.setattr(copies, "RETRY_INTERVAL", 0.5)
     database = database18
     database.execute(
         "CREATE TABLE days (day date PRIMARY KEY, v text)",

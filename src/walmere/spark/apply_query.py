@@ -199,7 +199,7 @@ class Apply:
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
         return writer.option("checkpointLocation", str(checkpoint)).start()
 
-    def enter_copies(self) -> None:
+    def record_copies(self) -> None:
         """Without a query: enter into the ledger that the tables stand at one LSN, all of them just copied."""
         following = [each for each in self._tables if each.follows]
         positions = {each.applied_lsn for each in following}

@@ -8,7 +8,7 @@ no row has come since. The look locks no table, so one that somebody has locked 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
@@ -52,7 +52,7 @@ class Discovery:
         """Where all tables have to be applied to, so that the definitions which the catalogs have can be taken on."""
         return max((each.lsn for each in list(self._altered.values())), default=None)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Take in what the publications publish now, and what was altered about their tables."""
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
@@ -76,10 +76,7 @@ class Discovery:
             self._tables.change(changes)
         self._altered = {oid: each for oid, each in self._altered.items() if oid in now and oid not in changes}
         messages = self._tables.get(MESSAGES_OID)
-        if messages is not None and messages.table in {(its.schema, its.name) for its in published}:
-            raise ConfigError(
-                "looking at the publications", f"target.messages is {messages.name}, a table of the source"
-            )
+        require_other_name(None if messages is None else messages.table, ((its.schema, its.name) for its in published))
         new = [TableState(TableName(its.schema, its.name), oid) for oid, its in now.items() if oid not in self._tables]
         if new:
             self._tables.put(*new)
@@ -122,6 +119,16 @@ class Discovery:
             catalog.emit_message(connection, HEARTBEAT)
             catalog.push_wal(connection)
         return None
+
+
+def require_other_name(messages: TableName | None, tables: Iterable[tuple[str, str]]) -> None:
+    """Raise ConfigError if the table of logical messages has the name of a table of the source."""
+    if messages is not None and messages in set(tables):
+        raise ConfigError(
+            "creating the table of logical messages",
+            f"target.messages is {messages}, which is a table of the source",
+            "choose another name for target.messages",
+        )
 
 
 def identity_of(its: PublishedTable) -> Identity | None:

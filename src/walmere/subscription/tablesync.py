@@ -30,7 +30,7 @@ from walmere.apply.messages import MESSAGES
 from walmere.apply.rejects import Rejects
 from walmere.config import Source
 from walmere.definition import MESSAGES_OID, Definition
-from walmere.errors import ConfigError, PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
+from walmere.errors import PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.publisher import catalog, copy, snapshot, table
@@ -40,7 +40,7 @@ from walmere.publisher.stream import identify_system
 from walmere.publisher.table import Range, Table
 from walmere.sinks.base import OVERWRITE, Sink, StagedFile
 from walmere.subscription import state
-from walmere.subscription.discovery import Discovery, identity_of
+from walmere.subscription.discovery import Discovery, identity_of, require_other_name
 from walmere.subscription.evolution import in_place
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
@@ -178,8 +178,8 @@ class TableSync:
                 connection.cancel_safe(timeout=_CANCEL_TIMEOUT)
         self._tasks.cancel()
 
-    def require_no_table(self, name: TableName | None) -> None:
-        """Refuse the name of a published table for the table of logical messages, before anything is made."""
+    def require_free_messages_name(self, name: TableName | None) -> None:
+        """Raise ConfigError if target.messages is the name of a published table. Call it before anything is created."""
         if name is None:
             return
         with (
@@ -188,20 +188,12 @@ class TableSync:
         ):
             catalog.set_timeouts(connection)
             published = catalog.published_tables(connection, self._source.publications, self._gather)
-        if name in {(its.schema, its.name) for its in published}:
-            raise ConfigError(
-                "making a table of logical messages",
-                f"target.messages is {name}, a table of the source",
-                "choose another name",
-            )
+        require_other_name(name, ((its.schema, its.name) for its in published))
 
     def follow_messages(self, name: TableName | None, start_lsn: Lsn) -> None:
-        """Have a table of logical messages, from here on if it is new; or have it no longer."""
+        """Create the table of logical messages, which begins at this LSN; or stop following it, if it has no name."""
         known = self._tables.get(MESSAGES_OID)
-        if any(each.table == name and not each.of_messages for each in self._tables):
-            raise ConfigError(
-                "making a table of logical messages", f"{name} is a table of the source", "choose another"
-            )
+        require_other_name(name, (each.table for each in self._tables if not each.of_messages))
         if known is not None and known.table != name:
             self._tables.change({MESSAGES_OID: state.unpublished})
         if name is not None and (known is None or known.table != name):
@@ -245,7 +237,7 @@ class TableSync:
 
     def _require_gone(self, oid: int) -> None:
         """The catalogs know nothing of a table: then it has left."""
-        self.discovery.look()
+        self.discovery.refresh()
         if oid in self._tables:
             raise SourceUnavailable(f"looking at {self._tables[oid].name}", "it was not in the publication for a while")
 
@@ -253,7 +245,7 @@ class TableSync:
         oid = known.oid
         assert known.awaits is not None
         if known.awaits.table != known.table:
-            self.discovery.look()  # it has another name, so another place in the target; or it had it for a while
+            self.discovery.refresh()  # it has another name, so another place in the target; or it had it for a while
             self._tables.change({oid: lambda its: its if its.awaits is None else state.copy_again(its)})
             return
         with (
