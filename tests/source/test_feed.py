@@ -63,11 +63,11 @@ def test_the_log_of_others_is_left_alone(database_under_test: Database, tmp_path
     database.execute("CREATE PUBLICATION one", "CREATE PUBLICATION other")
     Feed(SourceServer.of(database.dsn, ("one",), database.slot), tmp_path / "q", "query-a").prepare()
     Feed(SourceServer.of(database.dsn, ("one",), database.slot), tmp_path / "q", "query-b")
-    with pytest.raises(ConfigError, match="was received of publications one, not of one, other"):
+    with pytest.raises(ConfigError, match="was received from publications one, not from one, other"):
         Feed(SourceServer.of(database.dsn, ("other", "one"), database.slot), tmp_path / "q", "query-c")
     config = database.config(tmp_path / "s", publications=("one",), slot=f"{database.slot}_s")
     receive_all(database, config)
-    with pytest.raises(ConfigError, match="a subscription has its change log there"):
+    with pytest.raises(ConfigError, match="the change log there belongs to a subscription"):
         Feed(SourceServer.of(database.dsn, ("one",), config.source.slot), tmp_path / "s", "query-a")
     assert SinkPositions(tmp_path / "s").applied() is None, "and nothing is kept for it"
 

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource
 
 import walmere
 from walmere.source.format import PgoutputSource
-from walmere.source.query import state_directory
+from walmere.source.options import default_directory
 
 
 def test_spark_finds_it_where_it_looks() -> None:
@@ -42,9 +42,9 @@ print(*sorted(name for name in set(sys.modules) - before if not name.startswith(
 
 def test_its_state_is_where_state_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert state_directory("s") == tmp_path / "walmere" / "s"
+    assert default_directory("s") == tmp_path / "walmere" / "s"
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert state_directory("s") == Path.home() / ".local/state/walmere/s"
+    assert default_directory("s") == Path.home() / ".local/state/walmere/s"
 
 
 def test_planning_a_read_of_a_log_imports_no_driver_and_no_pandas() -> None:

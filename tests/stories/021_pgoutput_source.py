@@ -141,7 +141,7 @@ def test_types_of_any_kind_and_what_they_cannot_hold(database18: Database, tmp_p
         "INSERT INTO plain VALUES (1)",
     )
     queries.receive()
-    with pytest.raises(AnalysisException, match=r"type of column m(?s:.*)nobody to ask(?s:.*)dsn"):
+    with pytest.raises(AnalysisException, match=r"type of column m(?s:.*)the source is not known(?s:.*)dsn"):
         queries.load("odd")
     assert [row.id for row in queries.read("plain")] == [1]
     rows = queries.read("odd", dsn=database.dsn)
@@ -406,7 +406,7 @@ def test_a_definition_that_changes_ends_the_query_and_its_next_start_has_it(
         database.execute("ALTER TABLE t ADD n numeric(4,1), DROP w", "INSERT INTO t VALUES (3, 'three', 3.5)")
         queries.receive()
         with pytest.raises(
-            StreamingQueryException, match=r"other columns from there on: n, w(?s:.*)start the query again"
+            StreamingQueryException, match=r"its columns were altered there: n, w(?s:.*)start the query again"
         ):
             query.awaitTermination(90)
     finally:
@@ -434,15 +434,18 @@ def test_a_definition_that_changes_ends_the_query_and_its_next_start_has_it(
 
 
 WRONG: list[tuple[dict[str, str], str]] = [
-    ({}, r"not said what to read(?s:.*)directory(?s:.*)dsn, publications and slot"),
+    ({}, r"option directory is missing(?s:.*)directory(?s:.*)dsn, publications and slot"),
     ({"directory": "/nonexistent", "table": "t"}, r"change log in /nonexistent/changelog: there is no change log"),
-    ({"slot": "s"}, r"not dsn and publications"),
+    ({"slot": "s"}, r"option slot needs options dsn and publications"),
     ({"directory": "{log}", "startingLsn": "soon"}, r"not an LSN(?s:.*)earliest or latest"),
     ({"directory": "{log}", "table": "missing"}, r"public.missing(?s:.*)it has public.t(?s:.*)first change"),
-    ({"directory": "{log}", "table": "t", "columns": "id, idd"}, r"there is no idd(?s:.*)there is id, _op"),
+    (
+        {"directory": "{log}", "table": "t", "columns": "id, idd"},
+        r"no column idd(?s:.*)the columns are id, _op",
+    ),
     ({"directory": "{log}", "tabel": "t"}, r"no option tabel(?s:.*)the options are"),
-    ({"directory": "{log}", "maxBytesPerTrigger": "much"}, r"'much' is no size"),
-    ({"directory": "{log}", "table": "taken"}, r"a column _op, which is a name that the source itself gives"),
+    ({"directory": "{log}", "maxBytesPerTrigger": "much"}, r"'much' is not a size"),
+    ({"directory": "{log}", "table": "taken"}, r"a column _op, which is a name that the format itself uses"),
 ]
 
 

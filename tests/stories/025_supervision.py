@@ -60,9 +60,9 @@ def test_a_frozen_source_is_noticed_within_the_timeout_and_received_from_when_it
             proxy.freeze()
             frozen = time.monotonic()
             database.execute("INSERT INTO t VALUES (2)")
-            eventually(lambda: background.receiver.trouble is not None, 3 * TIMEOUT)
+            eventually(lambda: background.receiver.retried_error is not None, 3 * TIMEOUT)
             assert time.monotonic() - frozen > TIMEOUT / 2
-            assert isinstance(background.receiver.trouble, SourceUnavailable)
+            assert isinstance(background.receiver.retried_error, SourceUnavailable)
             proxy.thaw()
             eventually(lambda: len(changes(config)) == 2)
             proxy.freeze()

@@ -1,6 +1,6 @@
 """From references to rows: what a task of the `pgoutput` source does.
 
-Blocks are decoded by whole columns; `tablerows` and `jsonrows` make rows of them. What every row says of its change:
+Blocks are decoded column by column; `table_rows` and `json_rows` make rows of them. Every row has these columns:
 
     _op                 I, U, D or T, pgoutput's letters
     _lsn, _commit_lsn   of the change, and of its transaction's commit
@@ -8,7 +8,7 @@ Blocks are decoded by whole columns; `tablerows` and `jsonrows` make rows of the
     _xid, _commit_ts    of the transaction
     _rejects            the text of values that the column's type cannot hold, by column
 
-Small blocks are put together before they are decoded, since a step of the decoder costs the same for one row as for a
+Small blocks are joined before they are decoded, because a step of the decoder costs the same for one row as for a
 thousand.
 """
 
@@ -33,8 +33,8 @@ from walmere.pgoutput.messages import Relation
 from walmere.types.base import Cast, Mask, as_mask
 from walmere.types.flat import nested
 
-TOGETHER: Final = 20_000
-"""Rows that are decoded at once, and sent to the JVM at once."""
+BATCH_ROWS: Final = 20_000
+"""Decode this many rows at once, and send them to the JVM as one batch."""
 
 REJECTS: Final = pa.map_(pa.string(), pa.string())
 CHANGE: Final = (
@@ -45,8 +45,8 @@ CHANGE: Final = (
     pa.field("_xid", pa.int64()),
     pa.field("_commit_ts", pa.timestamp("us", "UTC")),
 )
-"""What every row says of its change."""
-OF_CHANGE: Final = tuple(each.name for each in CHANGE)
+"""The columns of every row that describe the change."""
+CHANGE_NAMES: Final = tuple(each.name for each in CHANGE)
 
 
 class OutputColumn(NamedTuple):
@@ -58,10 +58,10 @@ class OutputColumn(NamedTuple):
 
 
 class Format(Protocol):
-    """How rows look."""
+    """The format of rows."""
 
     def schema(self) -> pa.Schema:
-        """All that a row can have."""
+        """All columns."""
 
     def batch(self, messages: pa.RecordBatch, relation: Relation, streamed: bool) -> pa.RecordBatch:
         """The rows of messages of one definition."""
@@ -77,22 +77,22 @@ class ReadJob:
 
 def read(job: ReadJob) -> Iterator[pa.RecordBatch]:
     """Read, decode and cast what the job refers to, in its order."""
-    for ref, some in _together(job):
+    for ref, some in _joined_blocks(job):
         relation = job.blocks.versions[ref.block.relation, ref.version].relation
-        # a piece at a time: the JVM is busy with it while the next is decoded
-        for first in range(0, some.num_rows, TOGETHER):
-            yield job.rows.batch(some.slice(first, TOGETHER), relation, ref.segment.streamed)
+        # in pieces, so that the JVM processes one while the next is decoded
+        for first in range(0, some.num_rows, BATCH_ROWS):
+            yield job.rows.batch(some.slice(first, BATCH_ROWS), relation, ref.segment.streamed)
 
 
-def _together(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
-    """The messages, neighbouring blocks of one definition as one."""
+def _joined_blocks(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
+    """The messages; neighbouring blocks of one definition are joined."""
     waiting: list[tuple[BlockRef, pa.RecordBatch]] = []
     count = 0
     for ref, batch in _messages(job):
-        if waiting and (count >= TOGETHER or _kind(ref) != _kind(waiting[0][0])):
+        if waiting and (count >= BATCH_ROWS or _kind(ref) != _kind(waiting[0][0])):
             yield waiting[0][0], _joined(waiting)
             waiting, count = [], 0
-        waiting.append((ref, _whose(ref, batch)))
+        waiting.append((ref, _with_transaction(ref, batch)))
         count += batch.num_rows
     if waiting:
         yield waiting[0][0], _joined(waiting)
@@ -112,24 +112,24 @@ def _messages(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
         yield from messages(directory, refs)
     except ChangeLogDamaged:
         with Manifest(directory) as now:
-            begins = now.header.start_lsn
-        if begins <= refs[0].position:
+            log_start = now.header.start_lsn
+        if log_start <= refs[0].position:
             raise
-        raise removed(directory, refs[0].position, begins) from None
+        raise removed(directory, refs[0].position, log_start) from None
 
 
-def removed(directory: object, position: Lsn, begins: Lsn) -> ChangesRemoved:
-    """The error for a query whose changes retention has taken."""
+def removed(directory: object, position: Lsn, log_start: Lsn) -> ChangesRemoved:
+    """The error of a query whose changes were removed by retention."""
     return ChangesRemoved(
         f"reading the change log in {directory} from {position}",
-        f"it begins at {begins}; what was before has been removed",
-        'begin the query anew, with a new checkpoint; option("reader", "…") has the log kept for a query,'
-        " subscription.keep_seconds for a time",
+        f"it begins at {log_start}; earlier changes have been removed",
+        'start the query with a new checkpoint; option("reader", "…") keeps the log for a query,'
+        " subscription.keep_seconds keeps it for a time",
     )
 
 
-def _whose(ref: BlockRef, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With the transaction that one large transaction's record names, instead of its messages."""
+def _with_transaction(ref: BlockRef, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add commit time and xid of a large transaction: they are in its record, not in its messages."""
     if ref.commit_time is None:
         return batch
     for name, value in (("commit_time", ref.commit_time), ("xid", ref.xid)):
@@ -142,7 +142,7 @@ def _whose(ref: BlockRef, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class DecodedRows:
-    """Messages of one definition. A TRUNCATE has no place in `rows`."""
+    """The messages of one definition, decoded. A TRUNCATE is not in `rows`."""
 
     def __init__(self, batch: pa.RecordBatch, relation: Relation, streamed: bool) -> None:
         messages = batch.column("message")
@@ -154,17 +154,17 @@ class DecodedRows:
         self.rows = decode_rows(messages, relation, streamed=streamed)
 
     def spread(self, array: pa.Array) -> pa.Array:
-        """An array of the rows as one of the messages."""
+        """An array with an item per row as one with an item per message: null for a TRUNCATE."""
         return array if self._places is None else array.take(self._places)
 
     @cached_property
     def deleted(self) -> Mask | None:
-        """Where a row was deleted; None: nowhere."""
+        """Which rows were deleted; None: none."""
         found: Mask = self.rows.kind == DELETE
         return found if found.any() else None
 
     def current(self, place: int) -> Values:
-        """What is known of a column: of a deleted row what it had, of an unchanged value what the old tuple says."""
+        """The values of a column. For deleted rows and unchanged values, those of the old tuple, if it has them."""
         new, old = self.rows.new[place], self.rows.old[place]
         there, unchanged = self.deleted, new.unchanged
         if unchanged is not None:
@@ -176,8 +176,8 @@ class DecodedRows:
         return Values(pc.if_else(pa.array(there), old.text, new.text), unchanged)
 
 
-def of_change(name: str, batch: pa.RecordBatch) -> pa.Array:
-    """One of the columns that every row has."""
+def change_column(name: str, batch: pa.RecordBatch) -> pa.Array:
+    """One of the columns of CHANGE."""
     match name:
         case "_op":
             return batch.column("kind")
@@ -191,21 +191,21 @@ def of_change(name: str, batch: pa.RecordBatch) -> pa.Array:
 
 
 class Rejected:
-    """Collects what was rejected, by row, as a map of columns to texts."""
+    """Collects the rejected values of each row: a map of column names to texts."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._found: list[tuple[str, NDArray[np.intp], pa.Array]] = []
 
     def keep(self, name: str, text: pa.Array, cast: Cast) -> pa.Array:
-        """The cast's values; what it rejected is kept under this name."""
+        """Returns the values of the cast, and keeps the texts that it rejected under this name."""
         if cast.rejected is not None and cast.rejected.any():
             rows = np.flatnonzero(cast.rejected)
             self._found.append((name, rows, _readable(text.take(pa.array(rows)))))
         return cast.values
 
     def maps(self) -> pa.Array:
-        """All of it."""
+        """For each row, its rejected values; null if it has none."""
         if not self._found:
             return pa.nulls(self._count, REJECTS)
         rows = np.concatenate([rows for _, rows, _ in self._found])
@@ -220,7 +220,7 @@ class Rejected:
 
 
 def _readable(text: pa.Array) -> pa.Array:
-    """As strings; bytes that are none are shown as a backslash and their number."""
+    """As strings. Bytes that are not UTF-8 are shown as backslash escapes."""
     try:
         return text.cast(pa.string())
     except pa.ArrowInvalid:

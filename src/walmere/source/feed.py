@@ -1,11 +1,9 @@
-"""A reader of the change log that receives by itself, and what it can ask the source.
+"""The receiver of a query that receives by itself, and the query's connection to the source.
 
-A subscription has a receiver of its own, and who reads its log only reads. But a query may be all there is: then it
-brings the receiver along, in a thread of its own process. If another process already receives into the same log, that
-is as good; ours waits, and takes over when the other has ended.
+A query that reads the log of a subscription needs no receiver. A query with its own slot runs one, in a thread of its
+process. If another process already receives into the same log, this receiver waits, and takes over when the other ends.
 
-Such a log is kept for its query alone: a segment is removed as soon as the query has committed it (`SinkPositions`),
-and not before.
+Such a log is kept for its query alone: a segment is removed after the query has committed it (`SinkPositions`).
 """
 
 from __future__ import annotations
@@ -38,28 +36,28 @@ from walmere.types import PgType
 
 _DOING: Final = "reading with format pgoutput"
 _POLL: Final = 0.1
-_ENDING: Final = 10.0
-"""Seconds that a receiver has to end."""
+_STOP_TIMEOUT: Final = 10.0
+"""Wait this many seconds for the receiver to stop."""
 SOURCE_WAIT: Final = 60.0
-"""A query waits this many seconds, at its start, for the source to answer or the slot to be free."""
+"""Wait this many seconds, when a query starts, for the source to answer or the slot to be free."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceServer:
-    """What can be asked of the source. Its connection string is never shown."""
+    """The source of a query. Errors never show its connection string."""
 
     source: Source
 
     @classmethod
     def of(cls, dsn: str, publications: tuple[str, ...], slot: str) -> SourceServer:
-        """Check what was given. Raises ConfigError, which shows none of it."""
+        """Check the options. Raises ConfigError, which does not show their values."""
         password = os.environ.get(f"{PREFIX}SOURCE__PASSWORD")
         try:
             return cls(
                 Source(
                     dsn=SecretStr(dsn),
                     password=None if password is None else SecretStr(password),
-                    # who only asks for types names neither, and nothing is done with them
+                    # not given, and not used, if the query only looks up types
                     publications=publications or ("none",),
                     slot=slot or "none",
                 )
@@ -70,10 +68,10 @@ class SourceServer:
             raise ConfigError(_DOING, f"option {first['loc'][0]}: {wrong}", "correct the option") from None
 
     def columns(self, schema: str, name: str) -> tuple[Lsn, tuple[PublishedColumn, ...]] | None:
-        """The columns of a published table as they are now, and when now is; None if it is not published."""
+        """The current LSN and columns of a published table; None if it is not published."""
         with (
             closing(connect(self.source, "walmere pgoutput")) as connection,
-            translate_errors(self.source, f"looking at table {schema}.{name}"),
+            translate_errors(self.source, f"reading the columns of table {schema}.{name}"),
         ):
             now = catalog.insert_position(connection)
             catalog.require_publications(connection, self.source.publications)
@@ -86,15 +84,15 @@ class SourceServer:
         """Types that are not built in."""
         with (
             closing(connect(self.source, "walmere pgoutput")) as connection,
-            translate_errors(self.source, "looking at types"),
+            translate_errors(self.source, "reading types"),
         ):
             return catalog.types_of(connection, oids)
 
     def position(self) -> Lsn:
-        """Where the source is now."""
+        """The current LSN of the source."""
         with (
             closing(connect(self.source, "walmere pgoutput")) as connection,
-            translate_errors(self.source, "asking where the source is"),
+            translate_errors(self.source, "reading the current LSN of the source"),
         ):
             return catalog.insert_position(connection)
 
@@ -111,11 +109,11 @@ class Feed:
         self._receiver: receiver.Receiver | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._require_same()
-        SinkPositions(directory).join(reader)  # before anything is received, or retention would take it
+        self._require_same_publications()
+        SinkPositions(directory).join(reader)  # before anything is received, or retention would remove it
 
     def prepare(self) -> None:
-        """Make slot and log, if they are new."""
+        """Create slot and log, if there are none."""
         while not (self._config.changelog / NAME).exists():
             try:
                 receiver.prepare(self._config)
@@ -124,7 +122,7 @@ class Feed:
                     return
 
     def receive_now(self) -> None:
-        """Receive everything that the source has committed by now, and end."""
+        """Receive everything that the source has committed until now, then stop."""
         self.start(catch_up=True)
         try:
             self.wait()
@@ -132,64 +130,64 @@ class Feed:
             self.stop()
 
     def start(self, *, catch_up: bool) -> None:
-        """Go on receiving in a thread. `catch_up`: `wait` then waits for what the source has committed by now."""
+        """Receive in a thread. `catch_up`: `wait` waits for what the source has committed until now."""
         until = self._publisher.position() if catch_up else None
         self._thread = threading.Thread(target=self._run, args=(until,), name="walmere receiver", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until what was committed when it started is in the log.
+        """Wait until the log has what was committed at the start.
 
-        Raises what ended the receiver, or keeps it from receiving for long: later it goes on trying, but who waits here
-        has nothing yet, and would not know why.
+        Raises the error that ended the receiver. Also raises a transient error that lasts longer than SOURCE_WAIT: the
+        receiver would retry, but the user would not see why the query does not start.
         """
         deadline = time.monotonic() + SOURCE_WAIT
         while not self._caught_up.wait(_POLL):
             self.check()
-            trouble = self._receiver.trouble if self._receiver is not None else None
-            if trouble is None:
+            error = self._receiver.retried_error if self._receiver is not None else None
+            if error is None:
                 deadline = time.monotonic() + SOURCE_WAIT
             elif time.monotonic() > deadline:
                 self.stop()
-                raise trouble
+                raise error
 
     def check(self) -> None:
-        """Raise what ended the receiver, if something did."""
+        """Raise the error that ended the receiver, if there is one."""
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """End receiving; what has arrived is durable then."""
+        """Stop the receiver. What has arrived is durable afterwards."""
         self._stopping.set()
         if self._receiver is not None:
             self._receiver.stop()
         if self._thread is not None:
-            self._thread.join(_ENDING)
+            self._thread.join(_STOP_TIMEOUT)
 
-    def _require_same(self) -> None:
-        """Refuse the log of others: whoever receives decides what is in it, and what is not is lost to them all."""
+    def _require_same_publications(self) -> None:
+        """Refuse a log that was received from other publications: it would lack changes for one of the queries."""
         source, directory = self._publisher.source, self._config.subscription.directory
-        noted, ours = directory / paths.FEED, {"publications": sorted(source.publications)}
+        marker, ours = directory / paths.FEED, {"publications": sorted(source.publications)}
         doing = f"receiving through slot {source.slot} into {directory}"
-        if noted.exists():
-            way_out = f"write {json.dumps(ours)} into it, if that is what was received there; or give another directory"
-            theirs = read_json(noted, lambda content: {"publications": sorted(content["publications"])}, way_out)
+        if marker.exists():
+            hint = f"write {json.dumps(ours)} into it, if these were received there; or give another directory"
+            theirs = read_json(marker, lambda content: {"publications": sorted(content["publications"])}, hint)
             if theirs != ours:
                 raise ConfigError(
                     doing,
-                    f"what is there was received of publications {', '.join(theirs['publications'])},"
-                    f" not of {', '.join(ours['publications'])}",
-                    "give the same publications; or another slot and directory",
+                    f"the change log there was received from publications {', '.join(theirs['publications'])},"
+                    f" not from {', '.join(ours['publications'])}",
+                    "give the same publications, or another slot and directory",
                 )
         elif (self._config.changelog / NAME).exists():
             raise ConfigError(
                 doing,
-                "a subscription has its change log there, and receives by itself",
-                'leave option slot away: option("directory", …) alone reads it; or give another slot and directory',
+                "the change log there belongs to a subscription, which receives by itself",
+                'remove option slot: option("directory", …) alone reads the log; or give another slot and directory',
             )
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            write_durably(noted, json.dumps(ours))
+            write_durably(marker, json.dumps(ours))
 
     def _run(self, until: Lsn | None) -> None:
         try:
@@ -209,8 +207,8 @@ class Feed:
             try:
                 self._receive(until)
                 return
-            except ChangeLogInUse:  # then somebody else does it
-                if self._end() >= until:
+            except ChangeLogInUse:  # another process receives
+                if self._log_end() >= until:
                     return
                 self._stopping.wait(_POLL)
 
@@ -219,7 +217,7 @@ class Feed:
         if not self._stopping.is_set():
             self._receiver.run(until)
 
-    def _end(self) -> Lsn:
+    def _log_end(self) -> Lsn:
         try:
             with Manifest(self._config.changelog) as manifest:
                 return summarise(manifest).end_lsn

@@ -1,10 +1,10 @@
-"""The `pgoutput` data source: the changes of a publication as rows, for any query. It imports little until it has to.
+"""The `pgoutput` data source: the changes of a publication as rows, for any query.
 
     spark.readStream.format("pgoutput").option("directory", "…").option("table", "public.orders").load()
 
-Spark finds it by itself, through the module `pyspark_pgoutput` beside this package, at the first use of any data source
-in a session; and then starts a process for each step: one looks sources up, one asks for the schema, one plans, one
-lives beside the driver as long as a stream does. So here are only the names; the work is in `queries` and `rows`.
+Spark finds it through the module `pyspark_pgoutput` beside this package. It starts a Python process for each step: to
+look up data sources, to get the schema, to plan, and one beside the driver that runs as long as a stream. Most of them
+need only the names here, so everything else is imported late, from `query` and `change_rows`.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ class _Partition(InputPartition):
 
 
 def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    if partition is None:  # so says Spark of a read that has none
+    if partition is None:  # Spark passes this for a read without partitions
         return
     from walmere.source.change_rows import read
-    from walmere.spark.daemon import settle
+    from walmere.spark.daemon import keep_imports
 
     yield from read(pickle.loads(partition.value))  # noqa: S301
-    settle()
+    keep_imports()
 
 
 class _Stream(DataSourceStreamReader):
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._known: StreamQuery | None = None
+        self._opened: StreamQuery | None = None
 
     @property
     def _query(self) -> StreamQuery:
-        if self._known is None:
+        if self._opened is None:
             from walmere.source.query import StreamQuery
 
-            self._known = StreamQuery(self._options, self._schema)
-        return self._known
+            self._opened = StreamQuery(self._options, self._schema)
+        return self._opened
 
     def initialOffset(self) -> dict[str, str]:
         return self._query.first()
@@ -69,8 +69,8 @@ class _Stream(DataSourceStreamReader):
         self._query.commit(end)
 
     def stop(self) -> None:
-        if self._known is not None:
-            self._known.stop()
+        if self._opened is not None:
+            self._opened.stop()
 
 
 class _Batch(DataSourceReader):
@@ -107,5 +107,5 @@ class PgoutputSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session that does not find it by itself."""
+    """Register the format in a session that does not find it by itself."""
     spark.dataSource.register(PgoutputSource)

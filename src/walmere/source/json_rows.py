@@ -1,7 +1,7 @@
-"""The rows of all tables, each as a JSON object: see `types.jsontext` for what values become.
+"""The rows of all tables, each as a JSON object. `types.jsontext` defines the JSON of values.
 
-A value that is not known, because it is TOASTed and was left alone, is left out of its object; so is, of a key tuple,
-what is not of the key.
+An object does not have values that were not sent: unchanged TOASTed values, and in a key tuple the columns outside the
+key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from walmere.pgoutput.columns import KEY
 from walmere.pgoutput.messages import Relation
-from walmere.source.change_rows import CHANGE, OF_CHANGE, REJECTS, DecodedRows, Rejected, of_change
+from walmere.source.change_rows import CHANGE, CHANGE_NAMES, REJECTS, DecodedRows, Rejected, change_column
 from walmere.types import PgType
 from walmere.types.base import Codec, Mask, without
 from walmere.types.codec import codec
@@ -40,10 +40,10 @@ class JsonRows:
     """The rows of all tables."""
 
     types: Mapping[int, PgType]
-    wanted: tuple[str, ...] = ()  # of SCHEMA; none: all
+    wanted: tuple[str, ...] = ()  # columns of SCHEMA; empty: all
 
     def schema(self) -> pa.Schema:
-        """All that a row can have."""
+        """All columns."""
         return SCHEMA
 
     def batch(self, messages: pa.RecordBatch, relation: Relation, streamed: bool) -> pa.RecordBatch:
@@ -56,7 +56,7 @@ class JsonRows:
         arrays = {
             "_schema": pa.repeat(relation.namespace or "pg_catalog", count),
             "_table": pa.repeat(relation.name, count),
-            **{name: of_change(name, messages) for name in OF_CHANGE},
+            **{name: change_column(name, messages) for name in CHANGE_NAMES},
             "row": made.row() if "row" in wanted else None,
             "before": made.before() if "before" in wanted else None,
         }
@@ -76,7 +76,7 @@ class _Objects:
         self._rejected = Rejected(len(decoded.rows))
 
     def row(self) -> pa.Array:
-        """The row; of a deleted one what the old tuple has."""
+        """The row; for a deleted row, the old tuple."""
         members = []
         for place, column in enumerate(self._columns):
             current = self._decoded.current(place)
@@ -99,11 +99,11 @@ class _Objects:
         return self._decoded.spread(without(_object(members, len(none)), none))
 
     def rejects(self) -> pa.Array:
-        """What neither could hold."""
+        """The rejected values of both."""
         return self._decoded.spread(self._rejected.maps())
 
     def _member(self, place: int, prefix: str, text: pa.Array, absent: Mask | None) -> pa.Array:
-        """`,"name":value`, or null where it is not to be there."""
+        """`,"name":value`, or null where the value is absent."""
         if absent is not None and absent.all():
             return pa.nulls(len(text), pa.string())
         name = self._columns[place].name
@@ -113,7 +113,7 @@ class _Objects:
 
 
 def _object(members: Sequence[pa.Array], count: int) -> pa.Array:
-    # Arrow's way to skip nulls forgets the rows where all are null, so each brings its comma, and the first is replaced
+    # null_handling="skip" drops rows where all are null. So each member has its comma, and the first is replaced
     inside = pc.binary_join_element_wise(
         pa.array(np.full(count, "", object), pa.string()), *members, "", null_handling="replace", null_replacement=""
     )

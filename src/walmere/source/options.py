@@ -1,7 +1,8 @@
-"""The options of the `pgoutput` source. They are checked here, before anything is opened."""
+"""The options of the `pgoutput` source, checked before anything is opened."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,25 +20,25 @@ _NAMES: Final = (
     *("startingLsn", "endingLsn", "maxBytesPerTrigger", "availableNow"),
 )
 _SIZE: Final = re.compile(r"([0-9]+) ?([kmg]?)i?b?\Z", re.IGNORECASE)
-_ORIGIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}\Z")
+_READER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}\Z")
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a query asked for."""
+    """The options of one query."""
 
     directory: Path | None
     table: tuple[str, str] | None = None  # schema and name; None: all tables
-    columns: tuple[str, ...] = ()  # of what there is; none: all
+    columns: tuple[str, ...] = ()  # empty: all
     dsn: str = ""
     publications: tuple[str, ...] = ()
-    slot: str = ""  # with one, the query receives by itself
-    reader: str | None = None  # the log is kept for the query under this name
+    slot: str = ""  # with a slot, the query receives by itself
+    reader: str | None = None  # the name under which the log is kept for the query
     starting: Lsn | str = EARLIEST
     ending: Lsn | None = None
     max_bytes: int | None = None
-    available_now: bool = True  # the trigger may be AvailableNow: see `queries`
+    available_now: bool = True  # the trigger may be AvailableNow: see `query`
 
 
 def parse(given: Mapping[str, str]) -> SourceOptions:
@@ -45,24 +46,24 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
     known = {name.lower(): name for name in _NAMES}
     values = {known.get(name.lower(), ""): value for name, value in given.items()}
     if "" in values:
-        odd = sorted(name for name in given if name.lower() not in known)
-        raise _error(f"there is no option {', '.join(odd)}", f"the options are {', '.join(_NAMES)}")
+        unknown = sorted(name for name in given if name.lower() not in known)
+        raise _error(f"there is no option {', '.join(unknown)}", f"the options are {', '.join(_NAMES)}")
     dsn, slot = values.get("dsn", ""), values.get("slot", "")
     publications = _list(values.get("publications", ""))
     directory = values.get("directory") or values.get("path")
     if directory and values.get("path", directory) != directory:
-        raise _error(f"both {directory} and {values['path']} are to be read", "leave load(…) or option directory empty")
+        raise _error(f"option directory is {directory}, but load(…) has {values['path']}", "give only one of them")
     if slot and not (dsn and publications):
         raise _error(
-            "option slot is there, but not dsn and publications",
-            'give all three, and the query receives by itself; or option("directory", …) alone, of a subscription',
+            "option slot needs options dsn and publications",
+            'give all three, and the query receives by itself; or only option("directory", …) of a subscription',
         )
     if publications and not dsn:
-        raise _error("option publications is there, but not dsn", 'option("dsn", "postgresql://…")')
+        raise _error("option publications needs option dsn", 'give option("dsn", "postgresql://…")')
     if not directory and not slot:
         raise _error(
-            "it is not said what to read",
-            'option("directory", "…") of a subscription; or dsn, publications and slot, to receive by itself',
+            "option directory is missing",
+            'give option("directory", "…") of a subscription; or dsn, publications and slot, to receive by itself',
         )
     made = SourceOptions(
         Path(directory).expanduser() if directory else None,
@@ -78,8 +79,14 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
         _flag("availableNow", values.get("availableNow", "true")),
     )
     if made.ending is not None and isinstance(made.starting, Lsn) and made.starting > made.ending:
-        raise _error(f"startingLsn {made.starting} is after endingLsn {made.ending}", "exchange them")
+        raise _error(f"startingLsn {made.starting} is after endingLsn {made.ending}", "correct one of them")
     return made
+
+
+def default_directory(slot: str) -> Path:
+    """Where a query keeps its log without option directory."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "walmere" / slot
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -91,15 +98,15 @@ def _table(text: str) -> tuple[str, str]:
     if not dot:
         schema, name = "public", text
     if not (schema and name):
-        raise _error(f"{text!r} is no table", 'option("table", "schema.table")')
+        raise _error(f"{text!r} is not the name of a table", 'give option("table", "schema.table")')
     return schema, name
 
 
 def _reader(text: str | None, slot: str) -> str | None:
     if text is None:
         return "pgoutput" if slot else None
-    if not _ORIGIN.match(text):
-        raise _error(f"option reader: {text!r} is no name for one", "letters, digits, _ and - make one")
+    if not _READER.match(text):
+        raise _error(f"option reader: {text!r} is not a valid name", "use letters, digits, _ and -")
     return text
 
 
@@ -119,7 +126,7 @@ def _size(text: str) -> int:
     match = _SIZE.match(text.strip())
     size = int(match[1]) * _UNITS[match[2].lower()] if match else 0
     if not size:
-        raise _error(f"option maxBytesPerTrigger: {text!r} is no size", "67108864, 64m and 1g are")
+        raise _error(f"option maxBytesPerTrigger: {text!r} is not a size", "give a size such as 67108864, 64m or 1g")
     return size
 
 

@@ -1,9 +1,9 @@
-"""The rows of one table, with typed columns, cast by the codecs of copy and mirror.
+"""The rows of one table, with typed columns, cast by the same codecs as in copies and batches.
 
-    _before      the old tuple, where the message has one; of a key tuple, the key only
-    _unchanged   of updates, which values are not known, because PostgreSQL did not send them: TOASTed, and left alone
+    _before      the old tuple, if the message has one; for a key tuple, only the key
+    _unchanged   for updates: which values are not known, because they are TOASTed, unchanged, and were not sent
 
-Where the query does not want one of the columns it is not made.
+Columns that the query does not select are not decoded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from walmere.errors import CastError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.columns import UPDATE
 from walmere.pgoutput.messages import Relation
-from walmere.source.change_rows import CHANGE, OF_CHANGE, REJECTS, DecodedRows, OutputColumn, Rejected, of_change
+from walmere.source.change_rows import CHANGE, CHANGE_NAMES, REJECTS, DecodedRows, OutputColumn, Rejected, change_column
 from walmere.types import PgType
 from walmere.types.base import Cast, Codec, as_mask, without
 from walmere.types.codec import codec, is_toastable
@@ -31,16 +31,16 @@ class TableRows:
 
     columns: tuple[OutputColumn, ...]
     types: Mapping[int, PgType]
-    wanted: tuple[str, ...] = ()  # of the columns of `schema`; none: all
-    since: Lsn = INVALID_LSN  # that they are these
+    wanted: tuple[str, ...] = ()  # columns of `schema`; empty: all
+    since: Lsn = INVALID_LSN  # where this definition begins
 
     @property
     def codecs(self) -> dict[str, Codec]:
-        """By column."""
+        """The codecs by column name."""
         return {each.name: codec(each.type_oid, each.typmod, self.types) for each in self.columns}
 
     def schema(self) -> pa.Schema:
-        """All that a row can have."""
+        """All columns."""
         fields = [pa.field(name, each.arrow) for name, each in self.codecs.items()]
         toastable = [
             pa.field(each.name, pa.bool_()) for each in self.columns if is_toastable(each.type_oid, self.types)
@@ -51,21 +51,21 @@ class TableRows:
         return pa.schema([*fields, *CHANGE, *beside, pa.field("_rejects", REJECTS)])
 
     def batch(self, messages: pa.RecordBatch, relation: Relation, streamed: bool) -> pa.RecordBatch:
-        """The rows of messages of one definition, perhaps an older one: its columns are found by their names."""
+        """The rows of messages of one definition. Columns of an older definition are found by name."""
         schema = self.schema()
         fields = [schema.field(name) for name in self.wanted or schema.names]
         made = _Typed(self.codecs, DecodedRows(messages, relation, streamed))
         arrays = {
-            each.name: of_change(each.name, messages) if each.name in OF_CHANGE else made.column(each)
+            each.name: change_column(each.name, messages) if each.name in CHANGE_NAMES else made.column(each)
             for each in fields
-            if each.name != "_rejects"  # they are what all the others have left
+            if each.name != "_rejects"  # filled by the others
         }
         arrays["_rejects"] = made.rejects()
         return pa.RecordBatch.from_arrays([arrays[each.name] for each in fields], schema=pa.schema(fields))
 
 
 class _Typed:
-    """The columns of one batch, as they are asked for."""
+    """The columns of one batch, decoded on request."""
 
     def __init__(self, codecs: Mapping[str, Codec], decoded: DecodedRows) -> None:
         self._codecs = codecs
@@ -106,7 +106,7 @@ class _Typed:
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=pa.array(absent))
 
     def _unchanged(self, kind: pa.StructType) -> pa.Array:
-        """Of updates; no other change can leave a value out."""
+        """Only updates have unchanged values."""
         updated = self._rows.kind == UPDATE
         if not updated.any():
             return pa.nulls(self._count, kind)
@@ -120,7 +120,7 @@ class _Typed:
 
 
 def _cast(to: Codec, text: pa.Array) -> Cast:
-    """Cast; what an older definition had under another type, and this one cannot read, is rejected."""
+    """Cast. Values that an older definition had in another type, and this one cannot read, are rejected."""
     try:
         return to.cast(text)
     except CastError:

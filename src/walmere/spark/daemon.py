@@ -31,7 +31,7 @@ def without_archives(path: list[str]) -> list[str]:
     return lean if any(Path(place, "pyspark", "daemon.py").exists() for place in lean) else path
 
 
-def settle() -> None:
+def keep_imports() -> None:
     """Where Spark's own daemon forks the workers: have the next tasks of this one do without both.
 
     Spark's archives stay on the path, and what was read of them is kept by `zipimport`: only a new import looks at them

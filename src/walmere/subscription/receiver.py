@@ -91,7 +91,7 @@ class Receiver:
         self._session: _Session | None = None
         self._tidied = -math.inf  # so that also one who only ever receives `--once` keeps no more than is wanted
         self.progress = ReceiverProgress()
-        self.trouble: WalmereError | None = None  # that it tries to get over
+        self.retried_error: WalmereError | None = None  # None: it is receiving
 
     def stop(self) -> None:
         """End soon: finish what has arrived, make it durable, confirm it. Safe in a signal handler."""
@@ -131,13 +131,13 @@ class Receiver:
                         session.start(log.assembly.position, log.writer.durable)
                         if until is not None:
                             session.hurry()
-                        self.trouble = None
+                        self.retried_error = None
                         self._receive(session, log, until)
                     return log.writer.durable
                 except WalmereError as error:
                     if not error.transient:
                         raise
-                    self.trouble = error
+                    self.retried_error = error
                     pause = BACKOFF[0] if self.progress.durable > before else pause
                     wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
                     _log.warning("%s: %s; trying again in %.1f s", error.doing, error.wrong, wait)
