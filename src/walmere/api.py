@@ -203,7 +203,7 @@ class Subscription:
         is written.
         """
         wanted = requests.find(Tables(self.directory), tables)
-        requests.ask(self.directory, wanted)
+        requests.add(self.directory, wanted)
         if wait and self.running:
             requests.wait(self.directory, wanted)
         elif wait:

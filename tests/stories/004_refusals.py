@@ -238,7 +238,7 @@ def test_a_publication_dropped_under_a_receiver_ends_it(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     """PostgreSQL 18 only warns in its own log, and sends nothing."""
-    monkeypatch.setattr(heartbeat, "LOOK", 0.1)
+    monkeypatch.setattr(heartbeat, "CHECK_INTERVAL", 0.1)
     database.execute(*TABLE)
     config = database.config(tmp_path, heartbeat=seconds)
     with Background(config) as background:

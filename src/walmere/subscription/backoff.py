@@ -1,4 +1,4 @@
-"""Growing pauses between tries of something that may work again later."""
+"""Growing pauses between retries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Backoff:
     tries: int = 0
 
     def next(self, most: int | None = None) -> float | None:
-        """Seconds to wait before the next try; None if there were `most` of them already."""
+        """Seconds to wait before the next try. None after `most` tries."""
         self.tries += 1
         if most is not None and self.tries >= most:
             return None
         return float(min(self.first * 2 ** min(self.tries - 1, 30), self.longest))
 
     def reset(self) -> None:
-        """It has worked."""
+        """Begin with the first pause again, after a success."""
         self.tries = 0

@@ -1,6 +1,7 @@
-"""The batches of the apply query: where each ends, and what each table has to do in it.
+"""The batches of the apply query: where each ends, and what is applied to each table in it.
 
-This runs beside the driver, in a Python process of Spark's. All it knows is in the subscription's directory.
+This runs beside the driver, in a Python process that Spark starts. It reads everything from the subscription's
+directory.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from walmere.lsn import Lsn
 from walmere.subscription import cuts
 from walmere.subscription.tables import Tables
 
-MAX_BYTES: Final = 64 << 20
-"""Of the log, in one batch."""
-LEAST_BYTES: Final = 8 << 20
-"""Of the log, for each task of several that write one table's inserts."""
-VACUUM: Final = 600.0
-"""Seconds after which a table that is written to is vacuumed again."""
+MAX_BATCH_BYTES: Final = 64 << 20
+"""Bytes of the log in one batch, at most."""
+MIN_TASK_BYTES: Final = 8 << 20
+"""Bytes of the log per task, at least, if several tasks write the inserts of one table."""
+VACUUM_INTERVAL: Final = 600.0
+"""Seconds between two vacuums of a table that is written to."""
 
 
 class Batches:
-    """Plans batch after batch."""
+    """Plans the batches of one query."""
 
     def __init__(self, directory: Path, sink: bytes, parallelism: int) -> None:
         self._directory = directory
@@ -38,55 +39,55 @@ class Batches:
         self._planner = Planner(self._log)
         self._vacuumed: dict[int, float] = {}
         self._turn = 0
-        self._looked_at: object = None
+        self._last_change: object = None
 
     @property
     def _log(self) -> Path:
         return self._directory / paths.CHANGELOG
 
     def first(self) -> dict[str, str]:
-        """Where a query begins that has no checkpoint."""
+        """The offset at which a query without a checkpoint begins."""
         return {"lsn": str(self._planner.start_lsn), "turn": "0"}
 
     def latest(self) -> dict[str, str]:
-        """How far the next batch should go."""
+        """The end of the next batch."""
         if self._end is None:
             last = Ledger(self._directory).last()
             self._end = last.lsn if last is not None else self._planner.start_lsn
-        before, self._end = self._end, self._planner.end_of_batch(self._end, MAX_BYTES, self._cut)
+        before, self._end = self._end, self._planner.end_of_batch(self._end, MAX_BATCH_BYTES, self._cut)
         if before == self._end and self._tables_are_behind():
-            self._turn += 1  # for them alone: another offset makes another batch
+            self._turn += 1  # another offset makes Spark run another batch, for these tables only
         return {"lsn": str(self._end), "turn": str(self._turn)}
 
     def _cut(self, start: Lsn, log_end: Lsn) -> Lsn | None:
-        """Looked at after the log: what is in there by now is before any snapshot that a later hold is for."""
-        return cuts.wanted(self._directory).end(start, log_end)
+        """Where a cut ends the batch. Read after the log, whose end is before the snapshot of any later cut."""
+        return cuts.active(self._directory).end(start, log_end)
 
     def _tables_are_behind(self) -> bool:
-        """Whether a table could catch up with the others. Spark asks often, so it looks only at what is new."""
+        """Whether a table could catch up with the others. Called often, so it reads the states only if they changed."""
         with contextlib.suppress(FileNotFoundError):
             changed = Tables.changed(self._directory)
-            if changed != self._looked_at:
-                self._looked_at = changed
+            if changed != self._last_change:
+                self._last_change = changed
                 return any(each.follows and each.applied_lsn < (self._end or 0) for each in Tables(self._directory))
         return False
 
     def plan(self, end: dict[str, str]) -> list[ApplyJob | Batch]:
-        """The work of the batch that goes so far."""
+        """The jobs of the batch that ends at this offset."""
         end_lsn = Lsn.parse(end["lsn"])
         tables = Tables(self._directory)
-        behind, begins = [each for each in tables if each.follows], self._log_start()
-        not_in_log = [each.oid for each in behind if not each.of_messages and each.applied_lsn < begins]
+        behind, log_start = [each for each in tables if each.follows], self._log_start()
+        not_in_log = [each.oid for each in behind if not each.of_messages and each.applied_lsn < log_start]
         following = [each for each in behind if each.oid not in not_in_log]
         owners = {relation: each.oid for each in following for relation in each.relations}
         positions = {
-            # a new table of messages begins where the log does, and that may have moved on
-            relation: max(each.applied_lsn, begins) if each.of_messages else each.applied_lsn
+            # the table of messages has no copy: it begins where the log does, and retention may have moved that
+            relation: max(each.applied_lsn, log_start) if each.of_messages else each.applied_lsn
             for each in following
             for relation in each.relations
         }
         made = self._planner.plan(positions, end_lsn, owners)
-        batch = Batch(end_lsn, made.commit_time, tuple(each.oid for each in behind), begins, tuple(not_in_log))
+        batch = Batch(end_lsn, made.commit_time, tuple(each.oid for each in behind), log_start, tuple(not_in_log))
         work: list[ApplyJob | Batch] = [batch]
         for oid, refs in made.blocks.items():
             used = {(ref.block.relation, ref.version) for ref in refs}
@@ -98,7 +99,7 @@ class Batches:
             identity = None if definition is None else definition.identity
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
-            divided = divide(refs, self._parallelism, LEAST_BYTES) if whole else [refs]
+            divided = divide(refs, self._parallelism, MIN_TASK_BYTES) if whole else [refs]
             vacuum, commits = self._time_to_vacuum(oid), len(divided) == 1
             for some in divided:
                 blocks = Blocks(self._log, some, versions, gathered)
@@ -120,13 +121,12 @@ class Batches:
         return work
 
     def _log_start(self) -> Lsn:
-        """Where the log begins now."""
         _ = self._planner.end_lsn  # reads what is new
         return self._planner.start_lsn
 
     def _time_to_vacuum(self, oid: int) -> bool:
         now = time.monotonic()
-        due = now - self._vacuumed.setdefault(oid, now) > VACUUM and not cuts.wanted(self._directory).at
+        due = now - self._vacuumed.setdefault(oid, now) > VACUUM_INTERVAL and not cuts.active(self._directory).at
         if due:
             self._vacuumed[oid] = now
         return due

@@ -1,6 +1,7 @@
-"""The part of `walmere check` that looks at this side: the state directory, the lake, and whether log and slot fit.
+"""The part of `walmere check` for the subscriber: directories, Java, and whether change log and slot belong together.
 
-The source is checked by `walmere.publisher.check`, which knows nothing of our directories; it is told what it needs.
+`walmere.publisher.check` checks the source. It does not read the subscription's directory; `Subscriber` has what it
+needs from there.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from walmere.storage import Lock
 from walmere.subscription import receiver
 
 LEAST_FREE: Final = 5 << 30
-"""Free bytes below which a disk is worth a warning; or a twentieth of a larger disk, up to ten times as much."""
+"""Warn below this many free bytes; on a larger disk below 5 percent of it, but at most ten times as many bytes."""
 
-_SAID_BY_SOURCE: Final = (PublicationMissing, SlotLost, SlotMissing, SlotUnsuitable)
-"""What the checks of the source have found already."""
+_FOUND_BY_SOURCE_CHECKS: Final = (PublicationMissing, SlotLost, SlotMissing, SlotUnsuitable)
+"""Errors that the checks of the source report."""
 
 
 def check(config: Config, require_java: Callable[[], None]) -> list[Finding]:
-    """Look at the source and at this side. `require_java` raises if Spark could not be started."""
+    """Check source and subscriber. `require_java` raises if Spark cannot be started."""
     running = Lock.holder(config.changelog)
     try:
         has_log = header_of(config.changelog) is not None
@@ -51,10 +52,10 @@ def check(config: Config, require_java: Callable[[], None]) -> list[Finding]:
 
 
 def _change_log(config: Config) -> Iterator[Finding]:
-    """Whether the log is of this source, and the slot is where the log ends."""
+    """Whether the log was received from this source, and the slot continues where the log ends."""
     try:
-        receiver.require_fit(config)
-    except _SAID_BY_SOURCE:
+        receiver.require_matching_log(config)
+    except _FOUND_BY_SOURCE_CHECKS:
         return
     except WalmereError as error:
         level = Level.WARNING if error.transient else Level.PROBLEM
@@ -74,7 +75,7 @@ def _directories(config: Config) -> Iterator[Finding]:
             continue
         if not os.access(there, os.W_OK | os.X_OK):
             fix = f"chown {os.geteuid()} {there}  # or chmod, or mount it writable"
-            yield Finding(name, Level.PROBLEM, f"{path}: {there} is not writable for this user", fix)
+            yield Finding(name, Level.PROBLEM, f"{path}: {there} is not writable by this user", fix)
             continue
         yield Finding(name, Level.OK, f"{path} can be written")
         yield _disk_space(there)
@@ -84,7 +85,7 @@ def _disk_space(place: Path) -> Finding:
     usage = shutil.disk_usage(place)
     left = f"{usage.free / (1 << 30):.1f} of {usage.total / (1 << 30):.0f} GB are free below {place}"
     if usage.free < max(LEAST_FREE, min(usage.total // 20, 10 * LEAST_FREE)):
-        return Finding("disk_space", Level.WARNING, left, "-- make room, or choose a larger disk")
+        return Finding("disk_space", Level.WARNING, left, "-- free disk space, or use a larger disk")
     return Finding("disk_space", Level.OK, left)
 
 
@@ -93,19 +94,21 @@ def _java(require_java: Callable[[], None]) -> Finding:
         require_java()
     except WalmereError as error:
         return Finding("java", Level.PROBLEM, error.wrong, error.hint)
-    return Finding("java", Level.OK, "there is a Java that Spark can run on")
+    return Finding("java", Level.OK, "Spark can use the installed Java")
 
 
 def _run(config: Config, receiving: int | None) -> Finding:
     running = Lock.holder(config.subscription.directory / paths.RUN)
-    said = [f"process {running} runs the subscription" if running is not None else "nothing runs the subscription"]
+    text = (
+        f"process {running} is running the subscription" if running is not None else "the subscription is not running"
+    )
     if receiving is not None:
-        said.append(f"process {receiving} receives")
-    return Finding("run", Level.OK, ", ".join(said))
+        text += f", process {receiving} is receiving"
+    return Finding("run", Level.OK, text)
 
 
 def _nearest(path: Path) -> Path:
-    """The path itself, or what is there of it."""
+    """The path itself, or its nearest parent that exists."""
     for place in (path, *path.parents):
         if os.path.lexists(place):
             return place

@@ -1,14 +1,13 @@
-"""Cuts: somebody wants to see all tables as of one LSN, so a batch has to end exactly there.
+"""Cuts: requests that a batch ends exactly at an LSN, so that all tables can be read as of it.
 
-The LSN is that of a snapshot which the source gives, and by the time it is known the run may have gone past it. So it
-takes two steps. A **hold** keeps a run from planning another batch; what was planned before ends before the snapshot,
-because the snapshot is made later. Once there is one, the hold becomes a **cut**: batches go on, and one of them ends
-at its LSN. Receiving goes on all the time.
+The LSN is that of a snapshot of the source. When it is known, the run may already have passed it, so there are two
+steps. A **hold** keeps the run from planning another batch; earlier batches end before the snapshot, because the
+snapshot is made later. Then the hold becomes a **cut**: batches continue, and one of them ends at its LSN. Receiving
+continues all the time.
 
-Each is a file in the subscription's directory, locked by who made it for as long as it is needed. If that process ends,
-however it ends, the lock is gone and the file means nothing any more. A hold also expires by itself: a snapshot waits
-for every transaction that is open on the source, and tables should not wait that long. While there is a cut, nothing is
-vacuumed that its versions are made of.
+Each is a file in the subscription's directory, locked by the process that created it. If that process ends, the lock is
+released and the file is ignored. A hold also expires: a snapshot waits for every open transaction on the source, and
+the tables should not wait that long. While there is a cut, no table is vacuumed, so that its versions stay readable.
 """
 
 from __future__ import annotations
@@ -39,47 +38,47 @@ class Cut:
         temporary.rename(self._path)
 
     def at(self, lsn: Lsn) -> None:
-        """End the hold, and have a batch end here."""
+        """Replace the hold by a cut at this LSN."""
         os.pwrite(self._file, f"{lsn}\n".ljust(40).encode(), 0)
 
     def close(self) -> None:
-        """Nobody needs it any more."""
+        """Remove the hold or cut."""
         self._path.unlink(missing_ok=True)
         os.close(self._file)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is wanted of a run now."""
+class ActiveCuts:
+    """The holds and cuts that a run has to respect now."""
 
     hold: bool = False
     at: tuple[Lsn, ...] = ()
 
     def end(self, start: Lsn, log_end: Lsn) -> Lsn | None:
-        """Where a batch from `start` on has to end, if that is in the log; None: wherever it likes."""
+        """The LSN at which a batch from `start` has to end. None: no cut is in this part of the log."""
         if self.hold:
             return start
         return min((lsn for lsn in self.at if start < lsn <= log_end), default=None)
 
 
-def wanted(directory: Path) -> Wanted:
-    """All holds and cuts whose makers are alive."""
+def active(directory: Path) -> ActiveCuts:
+    """All holds and cuts whose processes are running."""
     hold = False
     at: list[Lsn] = []
     for path in (directory / paths.CUTS).glob("*"):
         if path.suffix:
-            continue  # it is being made
-        with suppress(FileNotFoundError, ValueError):  # it is over by now, or has just begun
-            text = _held(path)
+            continue  # it is being created
+        with suppress(FileNotFoundError, ValueError):  # removed meanwhile, or being written
+            text = _read_locked(path)
             if text.startswith("hold "):
                 hold |= time.time() < float(text.removeprefix("hold "))
             elif text:
                 at.append(Lsn.parse(text))
-    return Wanted(hold, tuple(at))
+    return ActiveCuts(hold, tuple(at))
 
 
-def _held(path: Path) -> str:
-    """What it says, if somebody holds it; else it is removed."""
+def _read_locked(path: Path) -> str:
+    """The content, if a process holds the lock; else the file is removed."""
     with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

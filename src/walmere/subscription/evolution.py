@@ -1,17 +1,16 @@
-"""Which changes of a table's definition its target can take on in place, and which need a new copy. Pure: no I/O here.
+"""Which changes of a table's definition its target can adopt in place, and which need a new copy. Pure: no I/O here.
 
-The rule follows PostgreSQL's own: **where it did not write the table anew, neither do we copy it anew.** An added
-column (with a constant default, old rows get it as their `attmissingval`), a dropped or renamed one, a longer varchar,
-a numeric of more digits: all these leave the rows on disk as they are, and from the catalogs we know exactly what the
-rows are now. Whenever PostgreSQL rewrites a table, their values may be anything (`ALTER TYPE … USING`, a volatile
-default), and the stream does not tell: then only a copy does.
+The rule: **if PostgreSQL did not rewrite the table, it is not copied again.** An added column (with a constant default,
+old rows get it as `attmissingval`), a dropped or renamed column, a longer varchar, a numeric with more digits: all
+these leave the rows on disk as they are, and the catalogs say what the rows are now. If PostgreSQL rewrites the table
+(`ALTER TYPE … USING`, a volatile default), rows may get any value, and the stream does not have it: only a copy does.
 
-How we know: the filenode is another after a rewrite; an `attnum` is never given to another column, so it tells a rename
-from a new column; and a column whose attnum is greater than any that the table had is one that was added since. (One
-that was there before, but is published only now, has values that we have never seen: the publication was altered.)
+A rewrite changes the filenode. An `attnum` is never reused, so it distinguishes a rename from a new column. A column
+whose attnum is greater than all that the table had was added since. (A column that existed before, but is published
+only now, has values that were never received: the publication was altered.)
 
-The catalogs speak of now, the stream of its own time. Only if both say the same do the catalogs tell what the stream
-has come to; else more has happened meanwhile, and a copy settles it all at once.
+The catalogs describe the present, the stream an earlier time. The catalogs can be used only if both have the same
+definition. Otherwise the table was altered again meanwhile, and it is copied.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from walmere.types import PgType
 from walmere.types.codec import codec
 
 _TEXT, _VARCHAR = 25, 1043
-_ALIKE: Final = frozenset({_TEXT, _VARCHAR})
-"""Types whose values are the same text."""
+_SAME_TEXT: Final = frozenset({_TEXT, _VARCHAR})
+"""Types whose values have the same text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What the target is to have: its columns, and for each the name it had, or what all rows have in it."""
+    """The new columns of the target. `values` has for each its old name, or the value that all rows get in it."""
 
     schema: pa.Schema
     values: tuple[str | pa.Scalar, ...]
@@ -42,9 +41,9 @@ class Evolution:
 def in_place(
     old: Definition, new: Definition, missing: Mapping[int, str | None], types: Mapping[int, PgType]
 ) -> Evolution | None:
-    """How a target of the old definition becomes one of the new. None: it takes a copy.
+    """How a target with the old definition gets the new one. None: it needs a copy.
 
-    `missing`: by attnum, what rows have in a column that was added after them.
+    `missing`: by attnum, the value of an added column in older rows (`attmissingval`).
     """
     if new.layout.filenodes != old.layout.filenodes or new.publication_fingerprint != old.publication_fingerprint:
         return None
@@ -72,8 +71,8 @@ def in_place(
 
 
 def _same_values(old: PublishedColumn, new: PublishedColumn, held: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether what the target holds of a column are its values still, at most in a wider decimal."""
-    if old.type_oid != new.type_oid and not {old.type_oid, new.type_oid} <= _ALIKE:
+    """Whether the column's values in the target are still valid, at most in a wider decimal."""
+    if old.type_oid != new.type_oid and not {old.type_oid, new.type_oid} <= _SAME_TEXT:
         return False
     if held == wanted:
         return True

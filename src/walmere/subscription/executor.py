@@ -1,6 +1,6 @@
-"""Threads for work that may wait for the source. They end with the process, whatever they wait for.
+"""Threads for work that may wait for the source. They do not delay the end of the process.
 
-Those of `concurrent.futures` do not: Python joins them before it ends.
+The threads of `concurrent.futures` do: Python joins them before it exits.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ class DaemonExecutor(Executor):
             threading.Thread(target=self._run, name=f"walmere-{name}-{number}", daemon=True).start()
 
     def submit(self, function: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
-        """See `concurrent.futures`."""
         future: Future[Result] = Future()
         self._work.put((future, lambda: function(*args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002  never waits
-        """End the threads when they have done what they were given."""
+        """Let the threads end after the work that was submitted."""
         for _ in range(self._threads):
             self._work.put(None)
 

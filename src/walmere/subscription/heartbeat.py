@@ -1,9 +1,9 @@
-"""Keeps an idle subscription alive: a logical message when nothing has come for a while.
+"""Writes a logical message to the source when nothing was received for a while, and checks the publications.
 
-On a quiet database the slot's position would stand still while other databases of the cluster write WAL, and the disk
-would fill. `pg_logical_emit_message` needs no table and no rights of its own, and comes back through the stream, which
-proves the whole way. The same thread looks whether the publications are still there: PostgreSQL 18 only warns in its
-own log when they are not, and sends nothing.
+On an idle database the slot's position would not move while other databases of the cluster write WAL, and the disk
+would fill. `pg_logical_emit_message` needs no table and no privilege, and comes back through the stream, which proves
+that the stream works. The same thread checks that the publications exist: if one is dropped, PostgreSQL 18 only logs a
+warning on the server, and sends nothing.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from walmere.publisher.silence import WatchedConnection
 
 _log = logging.getLogger(__name__)
 
-LOOK: Final = 2.5
-"""Seconds between two looks at the publications, at the most."""
+CHECK_INTERVAL: Final = 2.5
+"""Seconds between two checks of the publications, at most."""
 
 
 class Heartbeat:
-    """A thread beside the stream, on an ordinary connection."""
+    """A thread with its own SQL connection."""
 
     def __init__(self, connection: WatchedConnection, source: Source) -> None:
         self._connection = connection
         self._source = source
         self._stopping = threading.Event()
         self._failure: WalmereError | None = None
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="walmere-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin. Without an interval nothing is written, but the publications are looked after."""
+        """Start the thread. Without `source.heartbeat` it only checks the publications."""
         self._thread.start()
 
-    def heard(self, now: float) -> None:
-        """Something came through the stream."""
-        self._heard = now
+    def received(self, now: float) -> None:
+        """Note that something was received."""
+        self._received_at = now
 
     def check(self) -> None:
-        """Raise what was found missing."""
+        """Raise the error that the thread has found."""
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
-        """End the thread; a query in progress is cancelled with its connection."""
+        """Stop the thread. A running query is cancelled."""
         self._stopping.set()
         if self._thread.ident is None:
             return
@@ -67,11 +67,11 @@ class Heartbeat:
     def _run(self) -> None:
         interval = self._source.heartbeat or math.inf
         writable = True
-        while not self._stopping.wait(min(interval / 4, LOOK)):
+        while not self._stopping.wait(min(interval / 4, CHECK_INTERVAL)):
             try:
-                with translate_errors(self._source, "looking after the publications"):
+                with translate_errors(self._source, "checking the publications"):
                     catalog.require_publications(self._connection, self._source.publications)
-                if writable and time.monotonic() - self._heard >= interval:
+                if writable and time.monotonic() - self._received_at >= interval:
                     with translate_errors(self._source, "writing a heartbeat message"):
                         catalog.emit_message(self._connection, HEARTBEAT)
             except PublicationMissing as error:
@@ -80,8 +80,8 @@ class Heartbeat:
             except WalmereError as error:
                 if self._connection.closed:
                     if not self._stopping.is_set():
-                        self._failure = error  # the stream may be fine, but nobody looks after the publications
+                        self._failure = error  # the stream may work, but the publications are not checked any more
                     return
                 if writable and not self._stopping.is_set():
-                    _log.warning("%s: %s; going on without it", error.doing, error.wrong)
+                    _log.warning("%s: %s; continuing without heartbeats", error.doing, error.wrong)
                 writable = False

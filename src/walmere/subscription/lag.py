@@ -1,8 +1,8 @@
-"""How far tables are behind the change log: the oldest commit of each that the log has and the table has not.
+"""How far tables are behind the change log: for each, the oldest commit that is in the log and not in the table.
 
-A commit counts for a table if it changed that table and lies after the table's own position. The manifest says which
-records have such changes. Only the first of them is opened: it may span minutes, and the commit is somewhere in it.
-Heartbeats, positions and changes of tables that are not mirrored count for no table.
+A commit counts for a table if it changed that table and is after the table's position. The manifest says which records
+have such changes. Only the first of them is opened: it may span minutes, and the commit is somewhere in it. Heartbeats,
+positions and changes of tables that are not mirrored do not count.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from walmere.lsn import Lsn
 from walmere.subscription.state import TableState
 
 MESSAGE_BLOCKS: Final = 200
-"""Blocks that are opened to find a logical message; after so many, the lag of their table is not known."""
+"""Open at most this many blocks to find a logical message. After that, the lag of their table is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a table does not have yet of the log."""
+    """A table lacks changes that are in the log."""
 
-    commit_time: int | None  # of the oldest such commit, in microseconds of Unix time; None: it is not known
+    commit_time: int | None  # of the oldest of them, in microseconds of Unix time; None: unknown
 
 
 def oldest_missing(changelog: Path, log: ManifestSearch, tables: Iterable[TableState]) -> dict[str, Missing]:
-    """For each table that is behind the log, by name. One without a position is left out."""
+    """The tables that are behind the log, by name. Tables without a position are not included."""
     pending = {each.name: (each, position) for each in tables if (position := each.position) is not None}
     relations = {relation for each, _ in pending.values() for relation in each.relations}
     found: dict[str, Missing] = {}
@@ -56,12 +56,12 @@ def oldest_missing(changelog: Path, log: ManifestSearch, tables: Iterable[TableS
 def _first_commit(
     changelog: Path, record: Transactions | Transaction, relations: set[int], position: Lsn
 ) -> int | None:
-    """When the first transaction of a record committed that changed a relation after a position; None: none did."""
+    """The time of the first commit after a position that changed one of the relations; None: there is none."""
     oldest: int | None = None
     refs = [ref for ref, _ in references(record, lambda relation: position if relation in relations else None, None)]
     for ref, batch in messages(changelog, refs):
         times = batch.column("commit_time").cast(pa.int64())
-        if 0 in relations:  # there, only logical messages are rows of a table
+        if 0 in relations:  # of this relation, only logical messages become rows
             times = times.filter(pc.equal(batch.column("kind"), "M"))
         first = ref.commit_time if ref.commit_time is not None and len(times) else pc.min(times).as_py()
         if first is not None:

@@ -1,7 +1,7 @@
-"""Who owns the tables of a subscription: the subscription, by its name, of one database of one system.
+"""The owner of a subscription's tables: the subscription's name, the database, and the system identifier.
 
-The change log's header has both. A subscription that has no log yet asks the source, and also which tables it will
-have: so tables of another owner are refused before a slot is made.
+The change log's header has database and system. Without a log, they are read from the source, together with the
+published tables, so that tables of another owner are refused before a slot is created.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from walmere.subscription.state import TableState
 
 
 def find(config: Config) -> tuple[Owner, Sequence[TableState]]:
-    """The owner; and, if there is no change log yet, the tables that are published now."""
+    """The owner and, if there is no change log yet, the published tables."""
     header = header_of(config.changelog)
     name = config.subscription.name
     if header is not None and header.database_oid:
         return Owner(name, header.system_identifier, header.database_oid), ()
-    if header is not None:  # of an earlier version, without the OID
+    if header is not None:  # written by an earlier version, without the OID
         try:
-            return Owner(name, header.system_identifier, _ask(config)[1]), ()
+            return Owner(name, header.system_identifier, _read_source(config)[1]), ()
         except SourceUnavailable:
             return Owner(name, header.system_identifier, 0), ()
-    identifier, oid, tables = _ask(config)
+    identifier, oid, tables = _read_source(config)
     return Owner(name, identifier, oid), tables
 
 
-def _ask(config: Config) -> tuple[str, int, Sequence[TableState]]:
+def _read_source(config: Config) -> tuple[str, int, Sequence[TableState]]:
     source = config.source
     gather = config.target is not None and config.target.gather_partitions
     with (

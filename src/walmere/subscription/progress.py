@@ -1,7 +1,7 @@
 """How far each sink has applied the source's WAL: the progress of PostgreSQL's replication origins.
 
 A sink, which is the target or a query, writes its position here after its commit is durable. The receiver reads all of
-them: the smallest is the *applied* position in its feedback, and no segment goes before every sink has it. A
+them: the smallest is the *applied* position in its feedback, and a segment is removed only after every sink has it. A
 subscription without a sink has no applied position, and its log is kept by time alone.
 """
 
@@ -17,7 +17,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.storage import read_json, sync_directory, write_durably
 
 TARGET: Final = "target"
-"""The sink that a subscription's tables are in; any other is a query."""
+"""The sink of the subscription's tables. All others are queries."""
 
 
 class SinkPositions:
@@ -27,18 +27,18 @@ class SinkPositions:
         self._directory = directory / paths.POSITIONS
 
     def advance(self, sink: str, lsn: Lsn) -> None:
-        """Record durably that this sink has applied everything before the LSN."""
+        """Record durably that the sink has applied everything before the LSN."""
         self._directory.mkdir(parents=True, exist_ok=True)
         write_durably(self._directory / f"{sink}.json", json.dumps({"lsn": str(lsn)}))
         sync_directory(self._directory.parent)
 
     def join(self, sink: str) -> None:
-        """Have the log kept for this sink from now on; all of it, if it is new."""
+        """Keep the log for this sink from now on; a new sink needs all of it."""
         if not (self._directory / f"{sink}.json").exists():
             self.advance(sink, INVALID_LSN)
 
     def repair(self, sink: str, lsn: Lsn) -> bool:
-        """If the position of a sink is lost or cannot be read, write this one. Returns whether that was so."""
+        """Write this position if the sink's own is missing or damaged. Returns whether it was."""
         path = self._directory / f"{sink}.json"
         try:
             _read(path)
@@ -48,18 +48,18 @@ class SinkPositions:
         return False
 
     def positions(self) -> dict[str, Lsn]:
-        """Of all sinks. Raises StateDamaged."""
+        """The positions by sink. Raises StateDamaged."""
         return {path.stem: _read(path) for path in sorted(self._directory.glob("*.json"))}
 
     def applied(self) -> Lsn | None:
-        """What every sink has applied; None if there is no sink."""
+        """The smallest position; None if there is no sink."""
         return min(self.positions().values(), default=None)
 
 
 def _read(path: Path) -> Lsn:
-    way_out = (
-        "`walmere run` writes it anew"
+    hint = (
+        "`walmere run` writes it again"
         if path.stem == TARGET
-        else "start its query again, which writes it anew; or delete it, if that query is not needed any more"
+        else "start its query again, which writes it again; or delete it, if the query is not needed any more"
     )
-    return read_json(path, lambda content: Lsn.parse(content["lsn"]), way_out)
+    return read_json(path, lambda content: Lsn.parse(content["lsn"]), hint)

@@ -172,7 +172,7 @@ class Receiver:
             if arrived:
                 oldest = oldest if size else now
                 size += arrived
-                session.heartbeat.heard(now)
+                session.heartbeat.received(now)
             ending = self._stopping.is_set() or (until is not None and writer.durable >= until)
             if size and (size >= SLAB or now - oldest >= age or ending):
                 frames, size = assembly.feed(frames), 0
@@ -246,7 +246,7 @@ def prepare(config: Config, opened: Callable[[Callable[[], None]], None] = lambd
         lock.close()
 
 
-def require_fit(config: Config) -> None:
+def require_matching_log(config: Config) -> None:
     """Raise what would keep a receiver from going on with the log that is there. Makes nothing."""
     if header_of(config.changelog) is None:
         return

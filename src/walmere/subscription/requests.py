@@ -1,7 +1,4 @@
-"""What people ask of a subscription that may be running: to copy tables again. A file that the launcher looks for.
-
-Asking is durable: if nobody runs, the next run finds it.
-"""
+"""Requests to copy tables again, as files that the launcher reads. If no run is active, the next run does it."""
 
 from __future__ import annotations
 
@@ -23,32 +20,32 @@ _POLL: Final = 0.1
 
 
 def find(tables: Tables, names: Sequence[str], doing: str = "looking for the tables to copy again") -> list[TableName]:
-    """The tables that these names mean, each with its schema, or without if that is enough. Raises ConfigError."""
+    """The tables with these names. The schema may be omitted if the name is unique. Raises ConfigError."""
     published = {each.name: each.table for each in tables if each.published and not each.of_messages}
     found: list[TableName] = []
     for name in names:
         matches = [table for text, table in published.items() if name in (text, table.name)]
         if len(matches) != 1:
-            known = ", ".join(published) or "none yet: `walmere run` makes them known"
+            known = ", ".join(published) or "not known yet: start `walmere run` first"
             wrong = f"{len(matches)} tables are called {name}" if matches else f"no published table is called {name}"
             raise ConfigError(doing, wrong, f"the tables are {known}")
         found += matches
     return found
 
 
-def ask(directory: Path, tables: Sequence[TableName]) -> None:
-    """Have these tables copied again."""
+def add(directory: Path, tables: Sequence[TableName]) -> None:
+    """Request a new copy of these tables."""
     place = directory / paths.RESYNC
     place.mkdir(parents=True, exist_ok=True)
     write_durably(place / f"{uuid.uuid4().hex}.json", json.dumps(tables))
 
 
 def take(directory: Path, tables: Tables) -> set[int]:
-    """Do what was asked: from now on these tables wait for a copy. Returns which."""
+    """Take all requests: the tables wait for a copy from now on. Returns their OIDs."""
     taken: set[int] = set()
     for file in sorted((directory / paths.RESYNC).glob("*.json")):
-        way_out = "delete it, and ask again with `walmere resync`"
-        wanted = read_json(file, lambda content: {TableName(*each) for each in content}, way_out)
+        hint = "delete it, and run `walmere resync` again"
+        wanted = read_json(file, lambda content: {TableName(*each) for each in content}, hint)
         oids = {each.oid for each in tables if each.published and not each.of_messages and each.table in wanted}
         tables.change(dict.fromkeys(oids, state.copy_again))
         taken |= oids
@@ -57,7 +54,7 @@ def take(directory: Path, tables: Tables) -> set[int]:
 
 
 def wait(directory: Path, wanted: Sequence[TableName]) -> None:
-    """Until a run has taken what was asked, and has copied these tables. Raises what it met instead."""
+    """Wait until a run has taken the requests and copied these tables. Raises the error of a copy."""
     while any((directory / paths.RESYNC).glob("*.json")):
         _require_run(directory)
         time.sleep(_POLL)
@@ -66,7 +63,7 @@ def wait(directory: Path, wanted: Sequence[TableName]) -> None:
         refused = [each for each in states if each.error is not None]
         if refused:
             wrong = refused[0].error or ""
-            raise NotMirrored(f"copying {refused[0].name} again", wrong, "the run goes on trying; see `walmere status`")
+            raise NotMirrored(f"copying {refused[0].name} again", wrong, "the run retries; see `walmere status`")
         if not states:
             return
         _require_run(directory)
@@ -75,4 +72,4 @@ def wait(directory: Path, wanted: Sequence[TableName]) -> None:
 
 def _require_run(directory: Path) -> None:
     if Lock.holder(directory / paths.RUN) is None:
-        raise SourceUnavailable("copying tables again", "the run that did it has ended", "the next one goes on with it")
+        raise SourceUnavailable("copying tables again", "the run has ended before the copy", "the next run copies them")
