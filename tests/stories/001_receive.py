@@ -209,7 +209,7 @@ def test_the_slot_advances_on_an_idle_database(database: Database, tmp_path: Pat
 def test_feedback_is_given_although_nothing_moves(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walmere.subscription.receiver.SILENCE", 0.3)
+    monkeypatch.setattr("walmere.subscription.receiver.MAX_FEEDBACK_INTERVAL", 0.3)
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
     config = database.config(tmp_path)
     receiver = Receiver(config)

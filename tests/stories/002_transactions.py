@@ -129,7 +129,7 @@ def test_without_streaming_a_large_transaction_is_spooled_and_published_by_refer
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("walmere.changelog.assembly.SPOOL_BYTES", 1 << 16)
-    monkeypatch.setattr("walmere.subscription.receiver.SLAB", 1 << 16)
+    monkeypatch.setattr("walmere.subscription.receiver.FEED_BYTES", 1 << 16)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLE t")
     config = database.config(tmp_path, streaming=False)
     receive_all(database, config)

@@ -132,7 +132,7 @@ def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path, star
     assert receiver.wait(30) == 0
     receive_all(database, config)
     assert log_says(config) == source_says(database, f"truth_{database.name}")
-    assert "trying again" in (tmp_path / "receiver.log").read_text()
+    assert "retry in" in (tmp_path / "receiver.log").read_text()
 
 
 def test_sigterm_ends_a_receiver_that_waits_for_open_transactions_to_create_its_slot(

@@ -394,7 +394,7 @@ def test_a_source_that_is_not_there_is_waited_for_until_somebody_ends_that(
     config = database18.config(tmp_path / "s", dsn=nobody)
     output = tmp_path / "out"
     with running("receive", "-c", write_config(config, tmp_path / "walmere.toml"), output=output) as process:
-        eventually(lambda: output.read_text().count("trying again") >= 2, why=output.read_text)
+        eventually(lambda: output.read_text().count("retry in") >= 2, why=output.read_text)
         process.terminate()
         assert process.wait(30) == 0
     assert "Traceback" not in output.read_text()

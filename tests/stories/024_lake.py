@@ -298,7 +298,7 @@ def test_a_damaged_list_of_tables_is_named_and_the_way_out_keeps_slot_and_log(
     assert code == 1
     assert len(said.strip().splitlines()) == 2, "one line and a hint"
     assert "tables.json" in said
-    assert "move the file away" in said
+    assert "move the file to another directory" in said
     restart = database.value("SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name = %s", database.slot)
     (directory / "tables.json").rename(tmp_path / "damaged")
     database.execute("INSERT INTO t VALUES (101, 'a')")

@@ -137,7 +137,7 @@ def confirmed(database: Database) -> Lsn:
 def test_the_positions_are_what_the_source_shows(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver, "FEEDBACK", 0.05)
+    monkeypatch.setattr(receiver, "FEEDBACK_INTERVAL", 0.05)
     database.execute(*TABLE)
     config = database.config(tmp_path)
     SinkPositions(tmp_path).advance("sink", Lsn(0x1234))

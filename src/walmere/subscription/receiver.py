@@ -1,17 +1,16 @@
 """The receiver, PostgreSQL's walreceiver: one replication connection, into the change log, confirmed when durable.
 
-Three positions, all of them real:
+It reports three positions:
 
     received   the stream was read up to here
-    durable    everything before here is fsynced in the change log: this is what the slot may forget
-    applied    every sink has it (0/0 without one)
+    durable    everything before here is fsynced in the change log, so the slot may move on
+    applied    every sink has it (0/0 without a sink)
 
-It is lazy: when the socket is empty it does not wait for the next message but for some milliseconds, so that
-walsender fills its buffer. It feeds the log when enough has come, or when the oldest message has waited for the age at
-which a segment is cut.
+When the socket is empty, the receiver pauses for some milliseconds, so that walsender fills its buffer. It passes
+messages to the log when enough have arrived, or when the oldest has waited for `segment_seconds`.
 
-It goes on by itself after errors that may pass, with growing pauses, and stops with an error that says what to do
-after those that do not: another system behind the address, a lost slot, a publication that is gone.
+After a transient error it retries, with growing pauses. After other errors it stops with a hint: another system at the
+address, a lost slot, a missing publication.
 """
 
 from __future__ import annotations
@@ -56,24 +55,25 @@ from walmere.subscription.progress import SinkPositions
 
 _log = logging.getLogger(__name__)
 
-SLAB: Final = 4 << 20
-"""Bytes that are put together at once."""
-LAZY: Final = 0.05
-"""Seconds to leave walsender alone when the socket is empty and more is likely to come."""
-FEEDBACK: Final = 1.0
+FEED_BYTES: Final = 4 << 20
+"""Pass messages to the log when this many bytes have arrived."""
+READ_PAUSE: Final = 0.05
+"""Seconds without reading when the socket is empty and more is likely to come."""
+FEEDBACK_INTERVAL: Final = 1.0
 """Seconds between two status updates while the durable position moves."""
-SILENCE: Final = 9.0
-"""And at the most, even if nothing moves."""
+MAX_FEEDBACK_INTERVAL: Final = 9.0
+"""The same, while it does not move."""
 BACKOFF: Final = (0.1, 30.0)
-"""The first pause before connecting again, and the longest."""
-_RETENTION: Final = 60.0
-_CANCELLING: Final = 2.0
-"""Seconds that the server has to cancel what it does for us."""
+"""Seconds before connecting again: the first pause and the longest."""
+_RETENTION_INTERVAL: Final = 60.0
+START_AGAIN: Final = "run `walmere drop`, then start the subscription again"
+_CANCEL_TIMEOUT: Final = 2.0
+"""Wait this many seconds for the server to cancel a command."""
 
 
 @dataclass(slots=True)
 class ReceiverProgress:
-    """Where the receiver is. Written to `receiver.json` for `walmere status`; the log itself is the truth."""
+    """The receiver's positions, written to `receiver.json` for `walmere status`. The change log is authoritative."""
 
     received: Lsn = INVALID_LSN
     durable: Lsn = INVALID_LSN
@@ -89,12 +89,12 @@ class Receiver:
         self._stopping = threading.Event()
         self._positions = SinkPositions(config.subscription.directory)
         self._session: _Session | None = None
-        self._tidied = -math.inf  # so that also one who only ever receives `--once` keeps no more than is wanted
+        self._last_retention = -math.inf  # so that a receiver that runs only with `--once` removes segments, too
         self.progress = ReceiverProgress()
         self.retried_error: WalmereError | None = None  # None: it is receiving
 
     def stop(self) -> None:
-        """End soon: finish what has arrived, make it durable, confirm it. Safe in a signal handler."""
+        """Request the end: what has arrived is made durable and confirmed. Safe in a signal handler."""
         self._stopping.set()
         if self._session is not None:
             self._session.interrupt()
@@ -108,7 +108,7 @@ class Receiver:
             raise ChangeLogError(
                 f"writing below {self._config.subscription.directory}",
                 f"{error}",
-                "nothing was confirmed that is not durable; make room or repair the disk, and start again",
+                "no change is lost; make room or repair the disk, and start again",
             ) from error
         finally:
             (self._config.subscription.directory / paths.RECEIVER).unlink(missing_ok=True)
@@ -127,10 +127,10 @@ class Receiver:
                             return self.progress.durable if log is None else log.writer.durable
                         confirmed = session.prepare(self._directory)
                         log = log or _Log(self._config, confirmed)
-                        session.fits(log.writer.durable, confirmed)
+                        session.require_no_gap(log.writer.durable, confirmed)
                         session.start(log.assembly.position, log.writer.durable)
                         if until is not None:
-                            session.hurry()
+                            session.flush_wal()
                         self.retried_error = None
                         self._receive(session, log, until)
                     return log.writer.durable
@@ -140,7 +140,7 @@ class Receiver:
                     self.retried_error = error
                     pause = BACKOFF[0] if self.progress.durable > before else pause
                     wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
-                    _log.warning("%s: %s; trying again in %.1f s", error.doing, error.wrong, wait)
+                    _log.warning("%s: %s; retry in %.1f s", error.doing, error.wrong, wait)
                     if log is not None:
                         log.assembly.reset()
                     if self._stopping.wait(wait):
@@ -154,76 +154,79 @@ class Receiver:
     def _receive(self, session: _Session, log: _Log, until: Lsn | None) -> None:
         stream, writer, assembly = session.stream, log.writer, log.assembly
         age = self._config.subscription.segment_seconds
-        frames: list[memoryview] = []
-        size = 0  # of what came since the last feed; before it stands what that one left, an unfinished transaction
+        frames: list[memoryview] = []  # may begin with an unfinished transaction, which the last feed has returned
+        size = 0  # of what has arrived since the last feed
         oldest = sent = time.monotonic()
-        asked = False
+        reply_pending = False
         while True:
             writer.check()
             session.heartbeat.check()
             busy = writer.busy
-            arrived, empty = (0, True) if busy else stream.read(frames, SLAB)
+            arrived, empty = (0, True) if busy else stream.read(frames, FEED_BYTES)
             now = time.monotonic()
             if busy:
-                stream.heard = now  # it is we who do not read
+                stream.heard = now  # the server is not silent: the stream is not being read
             silent = now - stream.heard
-            asked &= silent >= self._config.source.timeout / 2
+            reply_pending &= silent >= self._config.source.timeout / 2
             self._require_answer(silent)
             if arrived:
                 oldest = oldest if size else now
                 size += arrived
                 session.heartbeat.received(now)
             ending = self._stopping.is_set() or (until is not None and writer.durable >= until)
-            if size and (size >= SLAB or now - oldest >= age or ending):
+            if size and (size >= FEED_BYTES or now - oldest >= age or ending):
                 frames, size = assembly.feed(frames), 0
             writer.cut_if_older(age)
-            if not frames:
-                awaited = until is not None and writer.durable < until <= stream.keepalive_lsn
-                if ending or awaited or stream.reply_requested or now - sent >= SILENCE:
-                    assembly.advance(stream.keepalive_lsn)
-            if now - self._tidied >= max(_RETENTION, self._config.subscription.keep_seconds / 24):
-                retention.submit(writer, self._positions.applied(), self._config.subscription.keep_seconds)
-                self._tidied = now
+            is_due = ending or stream.reply_requested or now - sent >= MAX_FEEDBACK_INTERVAL
+            if not frames and (is_due or (until is not None and writer.durable < until <= stream.keepalive_lsn)):
+                assembly.advance(stream.keepalive_lsn)
+            self._remove_old_segments(writer, now)
             if ending:
                 writer.flush()
             moved = writer.durable > self.progress.durable
-            ask = silent >= self._config.source.timeout / 2 and not asked
-            if ending or ask or stream.reply_requested or now - sent >= (FEEDBACK if moved else SILENCE):
-                self._confirm(stream, writer, assembly, reply=ask)
-                sent, asked = now, asked or ask
+            request_reply = silent >= self._config.source.timeout / 2 and not reply_pending
+            if is_due or request_reply or (moved and now - sent >= FEEDBACK_INTERVAL):
+                self._confirm(stream, writer, assembly, reply=request_reply)
+                sent, reply_pending = now, reply_pending or request_reply
             if ending:
                 return
             if empty:
                 self._pause(stream, writer, oldest + age - now if size else None)
 
+    def _remove_old_segments(self, writer: Writer, now: float) -> None:
+        keep_seconds = self._config.subscription.keep_seconds
+        if now - self._last_retention >= max(_RETENTION_INTERVAL, keep_seconds / 24):
+            retention.submit(writer, self._positions.applied(), keep_seconds)
+            self._last_retention = now
+
     def _require_answer(self, silent: float) -> None:
-        """As walreceiver with wal_receiver_timeout: at half of it the server was asked for a reply."""
+        """Raise after `source.timeout` without data, like wal_receiver_timeout. A reply was requested at half of it."""
         if silent >= self._config.source.timeout:
             raise SourceUnavailable(
                 f"reading from replication slot {self._config.source.slot}",
-                f"nothing has come from the server for {silent:.0f} s, not even the reply that was asked for",
-                "it is tried again; source.timeout is how long it waits",
+                f"the server has sent nothing for {silent:.0f} s, although a reply was requested",
+                "no action needed: it is retried; source.timeout is the time limit",
             )
 
     def _pause(self, stream: Stream, writer: Writer, due: float | None) -> None:
-        """Nothing to read: leave walsender alone while more is likely to come, else wait until it sends."""
+        """Nothing to read: pause while more is likely to come, else wait until the server sends."""
         if due is not None:
-            time.sleep(max(0.0, min(LAZY, due)))
+            time.sleep(max(0.0, min(READ_PAUSE, due)))
         elif writer.busy or not writer.settled:
             time.sleep(0.002)
         else:
             stream.wait(0.25)
 
     def _confirm(self, stream: Stream, writer: Writer, assembly: Assembly, *, reply: bool) -> None:
-        """Say how far we are. The durable position is read first: nothing later is ever confirmed."""
+        """Send a status update. The durable position is read first, so that nothing later is confirmed."""
         durable = writer.durable
         received = max(assembly.position, stream.keepalive_lsn, durable)
         applied = self._positions.applied() or INVALID_LSN
         stream.confirm(received, durable, applied, reply=reply)
         self.progress = ReceiverProgress(received, durable, applied)
-        self._publish()
+        self._write_progress()
 
-    def _publish(self) -> None:
+    def _write_progress(self) -> None:
         path = self._config.subscription.directory / paths.RECEIVER
         temporary = path.with_suffix(".tmp")
         state = {"pid": os.getpid(), "received_lsn": str(self.progress.received), "time": time.time()}
@@ -232,10 +235,10 @@ class Receiver:
 
 
 def prepare(config: Config, opened: Callable[[Callable[[], None]], None] = lambda _: None) -> None:
-    """Make the slot and an empty log, if they are new: from then on a copy may begin, whoever receives, and when.
+    """Create the slot and an empty log, if there are none. After that, tables can be copied.
 
-    `opened` gets a function that cancels it: a new slot waits for every transaction that is open on the source, and a
-    server that is not told that nobody wants it any more makes it all the same, later.
+    `opened` gets a function that cancels it: a new slot waits for every open transaction on the source. Without a
+    cancel, the server would create the slot later, although the process has ended.
     """
     lock = Lock(config.changelog)
     try:
@@ -247,18 +250,18 @@ def prepare(config: Config, opened: Callable[[Callable[[], None]], None] = lambd
 
 
 def require_matching_log(config: Config) -> None:
-    """Raise what would keep a receiver from going on with the log that is there. Makes nothing."""
+    """Raise if a receiver could not continue the log in the directory. Creates nothing."""
     if header_of(config.changelog) is None:
         return
     with closing(_Session(config)) as session:
         confirmed = session.prepare(config.changelog)
         with ManifestSearch(config.changelog) as log:  # after the slot: a receiver may be running
             durable = log.end_lsn
-        session.fits(durable, confirmed)
+        session.require_no_gap(durable, confirmed)
 
 
 class _Log:
-    """The writing end of the change log, opened when the source has said what it has confirmed."""
+    """Writer and assembly of the change log, opened when the slot's confirmed position is known."""
 
     def __init__(self, config: Config, confirmed: Lsn) -> None:
         self.writer = Writer(config.changelog, confirmed, segment_bytes=config.subscription.segment_bytes)
@@ -266,7 +269,7 @@ class _Log:
 
 
 class _Session:
-    """One connection, from looking whether slot, log and server belong together to the end of the stream."""
+    """One SQL and one replication connection: checks slot, log and server, then streams."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -282,13 +285,13 @@ class _Session:
         self.stream: Stream
 
     def prepare(self, directory: Path) -> Lsn:
-        """Make slot and log if they are new; else see that they fit. Returns what the slot has confirmed."""
+        """Create slot and log, or check that they belong together. Returns the slot's confirmed position."""
         source = self._config.source
         header = header_of(directory)
         with translate_errors(source, "preparing to receive"):
             system = identify_system(self._replication)
             if header is not None:
-                _same_system(header, system, self._config)
+                _require_same_system(header, system, self._config)
             catalog.require_publications(self._sql, source.publications)
             column_lists.require_equal(self._sql, source.publications)
             found = slot.read(self._sql, source.slot)
@@ -307,72 +310,71 @@ class _Session:
                     oid = database_oid(self._sql)
                 create(directory, Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid))
             except BaseException:
-                if found is None:  # nobody would ever use it
+                if found is None:  # no log would ever use it, and it would keep WAL
                     slot.drop(self._replication, source)
                 raise
         return confirmed
 
-    def fits(self, durable: Lsn, confirmed: Lsn) -> None:
-        """See that nothing is missing between the log's end and what the slot can still send."""
+    def require_no_gap(self, durable: Lsn, confirmed: Lsn) -> None:
+        """Check that the slot can send everything after the log's end."""
         doing, name = "preparing to receive", self._config.source.slot
-        anew = "`walmere drop`, then begin anew"
         if confirmed > durable:
             raise ChangeLogMismatch(
                 doing,
-                f"slot {name} has moved on to {confirmed}, the change log ends at {durable}: there is a gap",
-                anew,
+                f"slot {name} has advanced to {confirmed}, but the change log ends at {durable}: changes are missing",
+                START_AGAIN,
             )
         with translate_errors(self._config.source, doing):
             position = catalog.wal_position(self._sql)
         if position < durable:
             raise ChangeLogMismatch(
                 doing,
-                f"the source's WAL ends at {position}, the change log already has {durable}:"
+                f"the source's WAL ends at {position}, before the end of the change log at {durable}:"
                 " the source was restored from a backup, or failed over and lost transactions",
-                anew,
+                START_AGAIN,
             )
 
     def start(self, position: Lsn, durable: Lsn) -> None:
-        """START_REPLICATION from where the log ends."""
+        """START_REPLICATION at the end of the log."""
         source = self._config.source
         self.stream = Stream(source, self._replication, position)
-        # Until here another could have moved the slot on, and the server would begin there without a word
+        # Before this, another process could have advanced the slot, and the server would start there without an error
         with translate_errors(source, "preparing to receive"):
             found = slot.read(self._sql, source.slot)
         if found is not None and found.confirmed_lsn is not None:
-            self.fits(durable, found.confirmed_lsn)
+            self.require_no_gap(durable, found.confirmed_lsn)
         self.heartbeat = Heartbeat(self._sql, self._config.source)
         self.heartbeat.start()
 
     def interrupt(self) -> None:
-        """End a wait before the stream: creating a slot waits for every transaction that is open on the source."""
+        """Cancel the creation of the slot, which waits for every open transaction on the source."""
         if not hasattr(self, "stream"):
             for connection in (self._replication, self._sql):
-                connection.end_within(_CANCELLING)
+                connection.end_within(_CANCEL_TIMEOUT)
             with suppress(SourceError), translate_errors(self._config.source, "cancelling"):
-                self._replication.cancel_safe(timeout=_CANCELLING)
+                self._replication.cancel_safe(timeout=_CANCEL_TIMEOUT)
 
-    def hurry(self) -> None:
-        """Somebody waits for an LSN."""
-        with translate_errors(self._config.source, "asking the source to flush its WAL"):
+    def flush_wal(self) -> None:
+        """Have the source flush its WAL, so that the LSN of `until` is sent soon."""
+        with translate_errors(self._config.source, "flushing the source's WAL"):
             catalog.push_wal(self._sql)
 
     def close(self) -> None:
-        """End both connections."""
+        """Stop the heartbeat and close both connections."""
         if hasattr(self, "heartbeat"):
             self.heartbeat.stop()
         self._replication.close()
         self._sql.close()
 
 
-def _same_system(header: Header, system: System, config: Config) -> None:
-    """Refuse to mix two histories in one log."""
-    doing = f"connecting the change log in {config.changelog}"
+def _require_same_system(header: Header, system: System, config: Config) -> None:
+    """Refuse another system, database or slot than the one that the log was received from."""
+    doing = f"continuing the change log in {config.changelog}"
     if header.system_identifier != system.identifier:
         raise WrongSystem(
             doing,
-            f"it was received from system {header.system_identifier}, at this address is {system.identifier}",
-            "correct source.dsn; or, if the source was rebuilt, `walmere drop` and begin anew",
+            f"it was received from system {header.system_identifier}, but the server is system {system.identifier}",
+            f"correct source.dsn; or, if the source was rebuilt, {START_AGAIN}",
         )
     for what, had, has in (("database", header.database, system.database), ("slot", header.slot, config.source.slot)):
         if had != has:

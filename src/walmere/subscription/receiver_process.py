@@ -1,13 +1,13 @@
-"""`walmere receive` as a child of the launcher: started, watched, started again, ended.
+"""`walmere receive` as a child process of the launcher.
 
-    it reports an error         that error ends the run; the child writes it to `receiver-error.json`, with its class
+    it reports an error         the error ends the run; the child writes it to `receiver-error.json`, with its class
     it is killed, or crashes    it is started again after a pause, with a warning
-    another process receives    that is as good; ours waits for its turn
+    another process receives    the run uses what that process receives; the child is started again later
 
-But a receiver that an earlier launcher has left behind is ended, since nobody else would.
+A receiver that an earlier launcher has left running is stopped, because no other process would stop it.
 
-What it logs goes to `receiver.log`; its warnings are repeated on our own stderr. It writes to a file and not to a pipe,
-because it goes on if we are killed.
+The child logs to `receiver.log`; its warnings are repeated on stderr of the launcher. It logs to a file and not to a
+pipe, because it continues if the launcher is killed.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from walmere.subscription.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 
-RETRY: Final = 5.0
-"""Seconds until a receiver is started again that found another one at work."""
-TRIES: Final = 5
-"""Times in a row that a receiver may be killed or crash, in a run that ends by itself; else there is no limit."""
+RETRY_INTERVAL: Final = 5.0
+"""Seconds before the receiver is started again if another process receives."""
+MAX_CRASHES: Final = 5
+"""A run with `until` fails after this many crashes of the receiver in a row. Other runs have no limit."""
 _BACKOFF: Final = (0.5, 30.0)
-_STEADY: Final = 60.0
-"""Seconds after which a receiver that ended was not started in vain."""
+_STABLE_SECONDS: Final = 60.0
+"""A receiver that ran this many seconds resets the count of crashes."""
 _KILL_AFTER: Final = 5.0
-"""Seconds that it has to end; then it is killed, which loses nothing."""
+"""Kill the receiver if it has not ended after this many seconds. Nothing is lost by that."""
 _POLL: Final = 0.05
 _WARNING: Final = re.compile(rb"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$", re.MULTILINE)
 
 
 class ReceiverProcess:
-    """The child."""
+    """The receiver's process."""
 
     def __init__(self, config_file: Path, config: Config, until: Lsn | None) -> None:
         self._changelog = config.changelog
@@ -59,17 +59,17 @@ class ReceiverProcess:
         self._command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
         self._command += ["--error-file", str(self._error)]
         self.until = until
-        """None: until it is ended. May be moved on: more was wanted than at first."""
+        """Receive until this LSN; None: until stopped. May be increased later."""
         self._backoff = Backoff(*_BACKOFF)
-        self._due: float | None = None  # when to start it again
-        self._repeated = 0  # bytes of the log whose warnings were
+        self._start_at: float | None = None  # when to start it again; None: not planned
+        self._repeated = 0  # bytes of the log whose warnings were repeated
         directory.mkdir(parents=True, exist_ok=True)
-        self._end_orphan()
+        self._stop_orphan()
         self._log.write_bytes(b"")
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._runs_until, self._due = self.until, None
+        self._runs_until, self._start_at = self.until, None
         self._reached = False
         reserve_error(self._error)
         command = [*self._command, *(["--until", str(self.until)] if self.until is not None else [])]
@@ -79,13 +79,14 @@ class ReceiverProcess:
         self._pids.write_text(f"{process.pid} {os.getpid()}")
         return process
 
-    def _end_orphan(self) -> None:
+    def _stop_orphan(self) -> None:
+        """Stop the receiver of a launcher that was killed."""
         holder = Lock.holder(self._changelog)
         if holder is None or not self._pids.exists():
             return
         pids = self._pids.read_text().split()
         receiver, launcher = map(int, pids) if len(pids) == 2 else (0, 0)  # torn by a crash
-        if receiver == holder and not _is_alive(launcher):  # who has the lock cannot be another with its number
+        if receiver == holder and not _is_alive(launcher):  # it has the lock, so its number was not reused
             with suppress(ProcessLookupError):
                 os.kill(receiver, signal.SIGTERM)
             deadline = time.monotonic() + _KILL_AFTER
@@ -107,30 +108,30 @@ class ReceiverProcess:
         self._repeat_warnings()
 
     def terminate(self) -> None:
-        """Have it end soon."""
+        """Request its end."""
         if self._process.poll() is None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once. What it has confirmed is durable."""
+        """End it at once. Everything that it has confirmed is durable."""
         if self._process.poll() is None:
             self._process.kill()
 
     def check(self) -> None:
-        """Start it again if it was killed. Raises the error that ended it, if it reported one."""
+        """Start it again if it was killed. Raises the error that it reported, if there is one."""
         self._repeat_warnings()
         if (code := self._process.poll()) is None or (code == 0 and self._has_reached()):
             return
         now = time.monotonic()
         if code == 0 and self._runs_until != self.until:
             self._process = self._start()
-        elif self._due is None:
-            self._due = now + self._pause(code)
-        elif now >= self._due:
+        elif self._start_at is None:
+            self._start_at = now + self._pause(code)
+        elif now >= self._start_at:
             self._process = self._start()
 
     def _has_reached(self) -> bool:
-        """Whether it ended because the log has all that was wanted; and not because somebody told it to."""
+        """Whether it ended because the log has reached `until`, and not because it was stopped."""
         if self.until is None or self._runs_until != self.until:
             return False
         if not self._reached:
@@ -139,37 +140,37 @@ class ReceiverProcess:
         return self._reached
 
     def _pause(self, code: int) -> float:
-        """Seconds until it is started again."""
+        """Seconds before it is started again. Raises the error that it reported."""
         error = read_error(self._error)
         if isinstance(error, ChangeLogInUse) or (error is not None and Lock.holder(self._changelog) is not None):
-            return RETRY
+            return RETRY_INTERVAL
         if error is not None:
             raise error
-        if time.monotonic() - self._started >= _STEADY:
+        if time.monotonic() - self._started >= _STABLE_SECONDS:
             self._backoff.reset()
         ended = how_it_ended(code)
-        pause = self._backoff.next(None if self.until is None else TRIES)
+        pause = self._backoff.next(None if self.until is None else MAX_CRASHES)
         if pause is None:
-            raise SourceError("receiving", f"the receiver {ended}, {TRIES} times in a row", f"see {self._log}")
+            raise SourceError("receiving", f"the receiver {ended}, {MAX_CRASHES} times in a row", f"see {self._log}")
         _log.warning("the receiver %s; starting it again in %.1f s", ended, pause)
         return pause
 
     def _repeat_warnings(self) -> None:
-        """Whole lines only: the last one may still be being written."""
+        """Repeat the warnings of new lines of its log; only complete lines, because one may be half written."""
         lines = b""
         with suppress(FileNotFoundError), self._log.open("rb") as log:
-            if log.seek(0, os.SEEK_END) < self._repeated:  # somebody has emptied it
+            if log.seek(0, os.SEEK_END) < self._repeated:  # the file was truncated
                 self._repeated = 0
             log.seek(self._repeated)
             lines = log.read()
         lines = lines[: lines.rfind(b"\n") + 1]
         self._repeated += len(lines)
-        for said in _WARNING.findall(lines):
-            _log.warning("receiver: %s", said.decode(errors="replace"))
+        for text in _WARNING.findall(lines):
+            _log.warning("receiver: %s", text.decode(errors="replace"))
 
 
 def how_it_ended(code: int) -> str:
-    """What the exit code of a process says."""
+    """The exit code of a process in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     with suppress(ValueError):

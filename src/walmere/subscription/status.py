@@ -1,7 +1,7 @@
-"""What `walmere status` shows: where the source is, where we are, and which tables are behind.
+"""What `walmere status` shows: the positions of source and subscription, and which tables are behind.
 
-The order of the questions matters: the source first, then the log, then the tables. If the log has everything up to the
-source's position, and no table lacks anything of the log, then all that was committed before the call is applied.
+The order matters: the source is read first, then the log, then the tables. If the log has reached the source's
+position, and no table lacks changes of the log, then everything that was committed before the call is applied.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 
-LEVEL: Final = 0.25
-"""Seconds that a running receiver has to come to where the source was; one that does is not behind."""
+CATCH_UP_TIMEOUT: Final = 0.25
+"""A running receiver is not behind if it reaches the source's position within this many seconds."""
 
 
 @dataclass(slots=True)
 class _Source:
-    """What the source says."""
+    """What was read from the source."""
 
-    now: float = field(default_factory=time.time)  # by its own clock, which commits are stamped with
+    now: float = field(default_factory=time.time)  # by the source's clock, as the times of commits
     wal: Lsn | None = None
     slot: Slot | None = None
     sent: Lsn | None = None  # by the walsender of the slot
-    sent_after: float = 0.0  # seconds until it had sent all of `wal`, if it has
+    sent_after: float = 0.0  # seconds until it had sent everything up to `wal`, if it has
     published: list[PublishedTable] | None = None
-    locked: dict[int, str] = field(default_factory=dict)  # relations that nobody can read now, and why
+    locked: dict[int, str] = field(default_factory=dict)  # relations that a lock keeps from being read
     error: str | None = None
 
 
 @dataclass(slots=True)
 class _Log:
-    """What the change log says."""
+    """What was read from the change log."""
 
     end: Lsn | None = None
     last_commit_time: int | None = None
@@ -60,9 +60,9 @@ class _Log:
 
 
 def status(config: Config) -> dict[str, Any]:
-    """Everything, as JSON would have it. A source that does not answer leaves its part null, and says why."""
-    source = _ask(config)
-    log, tables = _look(config, source)
+    """The status as JSON values. If the source does not answer, its values are null, and `error` has the reason."""
+    source = _read_source(config)
+    log, tables = _read_log(config, source)
     positions = SinkPositions(config.subscription.directory).positions()
     applied = positions.pop(TARGET, None)
     receiver = _receiver(config, source, log)
@@ -81,13 +81,13 @@ def status(config: Config) -> dict[str, Any]:
         "behind": behind,
         "receiver": receiver,
         "tables": [_table(each, source, log) for each in tables],
-        # that the log is kept for, besides
+        # the log is kept for these, too
         "queries": [{"name": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in positions.items()],
         "error": source.error or log.error,
     }
 
 
-def _ask(config: Config) -> _Source:
+def _read_source(config: Config) -> _Source:
     found = _Source()
     try:
         with (
@@ -109,20 +109,20 @@ def _ask(config: Config) -> _Source:
 
 
 def _wait_for_walsender(connection: Connection, found: _Source) -> None:
-    """See whether the walsender is level with the source, or how far it is behind."""
+    """Wait until the walsender has sent everything up to the source's position, at most CATCH_UP_TIMEOUT."""
     if found.slot is None or found.slot.active_pid is None or found.wal is None:
         return
     began = time.monotonic()
     while True:
         found.sent = slot.sent_position(connection, found.slot.active_pid)
         found.sent_after = time.monotonic() - began
-        if found.sent is None or found.sent >= found.wal or found.sent_after > LEVEL:
+        if found.sent is None or found.sent >= found.wal or found.sent_after > CATCH_UP_TIMEOUT:
             return
-        time.sleep(LEVEL / 10)
+        time.sleep(CATCH_UP_TIMEOUT / 10)
 
 
-def _look(config: Config, source: _Source) -> tuple[_Log, list[TableState]]:
-    """The log and the tables: those of the publications, and those that have left them."""
+def _read_log(config: Config, source: _Source) -> tuple[_Log, list[TableState]]:
+    """The log and the tables, including those that are not published any more."""
     found = _Log()
     if not (config.changelog / manifest.NAME).exists():
         return found, _tables(config, source)
@@ -150,15 +150,15 @@ def _tables(config: Config, source: _Source) -> list[TableState]:
 
 
 def _is_behind(table: TableState, log: _Log) -> bool:
-    """Whether it lacks something that was received, or has no copy that it could be level with."""
+    """Whether it lacks received changes, or has no copy yet."""
     return table.published and (not table.follows or table.name in log.missing)
 
 
 def _lag_seconds(source: _Source, log: _Log, *, receiving: bool) -> float | None:
-    """The age of the oldest commit that was received and is not applied. None: it cannot be known."""
+    """The age of the oldest commit that was received and is not applied. None: unknown."""
     times = [each.commit_time for each in log.missing.values()]
     known = [commit_time for commit_time in times if commit_time is not None]
-    if known:  # whatever was not received is newer
+    if known:  # commits that were not received are newer
         return _age(min(known), source)
     if times or not (receiving or (source.wal is not None and log.end is not None and log.end >= source.wal)):
         return None
@@ -174,7 +174,7 @@ def _receiver(config: Config, source: _Source, log: _Log) -> dict[str, Any]:
     if behind == 0:
         seconds = round(source.sent_after, 3) if running else 0.0
     elif behind is not None and running and log.last_commit_time is not None:
-        seconds = _age(log.last_commit_time, source)  # at least until then it has everything
+        seconds = _age(log.last_commit_time, source)  # everything before that was received
     return {"running": running, "lag_bytes": behind, "lag_seconds": seconds}
 
 
@@ -192,14 +192,14 @@ def _table(table: TableState, source: _Source, log: _Log) -> dict[str, Any]:
 
 
 def _locked(table: TableState, source: _Source) -> str | None:
-    """Who keeps everybody from reading it, or a partition of it."""
+    """The lock that keeps it, or a partition of it, from being read."""
     its = next((each for each in source.published or () if each.oid == table.oid), None)
     relations = [table.oid] if its is None else [table.oid, *(leaf for leaf, _ in its.leaves)]
     return next((source.locked[oid] for oid in relations if oid in source.locked), None)
 
 
 def _next_copy(table: TableState) -> str | None:
-    """When a table is copied again that copies did not help."""
+    """When a table is copied again after copies that did not help."""
     if not table.waits_for_copy or not table.retry_at:
         return None
     return datetime.fromtimestamp(table.retry_at, UTC).isoformat(timespec="seconds")
@@ -227,12 +227,18 @@ def _slot(found: Slot | None) -> dict[str, Any] | None:
 
 
 def _received(config: Config, durable: Lsn | None) -> Lsn | None:
-    """What a running receiver has reported, unless the log is already further."""
+    """The position that a running receiver has reported, or the end of the log if that is later."""
     reported: Lsn | None = None
     try:
         state = json.loads((config.subscription.directory / paths.RECEIVER).read_text())
         reported = Lsn.parse(state["received_lsn"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or torn by a crash: it is not fsynced
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # missing, or half written: not fsynced
         pass
     return max((lsn for lsn in (reported, durable) if lsn is not None), default=None)
 

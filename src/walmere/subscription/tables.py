@@ -17,41 +17,41 @@ from walmere.subscription.state import TableState, from_json, to_json
 from walmere.types import PgType
 
 VERSION: Final = 2
-_WAY_OUT: Final = (
-    "move the file away: the next run copies all tables again; the slot, the change log and the lake's tables stay"
+_DAMAGED_HINT: Final = (
+    "move the file to another directory: the next run copies all tables again; slot, change log and tables are kept"
 )
 
 
 class Tables:
     """The states of all tables. Every change is on disk before it is used.
 
-    A table is known by its name, because that is where its target is; while it is published also by its OID, because
-    that is what the stream says. A name may pass to another relation, and a relation to another name.
+    A table is identified by its name, which is also its place in the target. While it is published, it is also
+    identified by its OID, which the stream has. A relation can be renamed, and another can get its name.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / paths.TABLES
-        self._lock = threading.Lock()  # tables are copied side by side, and batches applied
+        self._lock = threading.Lock()  # copies and batches run in several threads
         self._states: dict[TableName, TableState] = {}
         self._by_oid: dict[int, TableState] = {}
         self.types: dict[int, PgType] = {}
         """The types of their columns that are not built in."""
         if self._path.exists():
-            read_json(self._path, self._parse, _WAY_OUT)
+            read_json(self._path, self._parse, _DAMAGED_HINT)
 
     def _parse(self, content: dict[str, Any]) -> None:
         if content["version"] != VERSION:
             raise ChangeLogVersion(
                 f"reading {self._path}",
                 f"it has version {content['version']}, not {VERSION}",
-                "use the Walmere that has written it; or `walmere drop`, and begin anew",
+                "use the Walmere version that wrote it; or run `walmere drop`, then start the subscription again",
             )
-        self._take(list(map(from_json, content["tables"])))
+        self._replace(list(map(from_json, content["tables"])))
         self.types = {each["oid"]: PgType(**each) for each in content["types"]}
 
     @staticmethod
     def changed(directory: Path) -> object:
-        """Something that is another whenever the states are. Raises FileNotFoundError if there are none."""
+        """A value that differs after each change of the states. Raises FileNotFoundError if there are none."""
         found = (directory / paths.TABLES).stat()
         return found.st_mtime_ns, found.st_ino
 
@@ -71,26 +71,27 @@ class Tables:
     def put(self, *states: TableState) -> None:
         """Store these states, all or none."""
         with self._lock:
-            self._take(states)
+            self._replace(states)
             self._store()
 
     def change(self, changes: Mapping[int, Callable[[TableState], TableState]]) -> list[TableState]:
-        """Move the states of these relations on, all or none, and with nobody in between. Returns what they are now.
+        """Change the states of these relations, all or none, atomically. Returns the new states.
 
-        One that has left the publication meanwhile is left alone.
+        Relations that are not published any more are ignored.
         """
         with self._lock:
             changed = [change(self._by_oid[oid]) for oid, change in changes.items() if oid in self._by_oid]
-            self._take(changed)
+            self._replace(changed)
             self._store()
         return changed
 
-    def _take(self, states: Iterable[TableState]) -> None:
-        self._states = self._states | {state.table: state for state in states}  # others may be looking at the old one
+    def _replace(self, states: Iterable[TableState]) -> None:
+        # a new dict, because other threads may iterate over the old one
+        self._states = self._states | {state.table: state for state in states}
         self._by_oid = {state.oid: state for state in self._states.values() if state.published}
 
-    def learn(self, types: Mapping[int, PgType]) -> None:
-        """Store what types of the source are."""
+    def add_types(self, types: Mapping[int, PgType]) -> None:
+        """Store types of the source."""
         with self._lock:
             self.types |= types
             self._store()

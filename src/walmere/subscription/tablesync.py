@@ -255,7 +255,7 @@ class TableSync:
             catalog.set_timeouts(connection)
             missing = table.missing_values(connection, oid)  # before the filenodes: a rewrite in between is noticed
             described, types = look(connection, self._source, oid, self._gather)
-        self._tables.learn(types)
+        self._tables.add_types(types)
         now = self._definition(described)
         evolution = None if missing is None else in_place(had, now, missing, self._tables.types)
         if evolution is None or not now.shape(known.table).same(known.awaits):
@@ -281,7 +281,7 @@ class TableSync:
                 described, types = look(connection, source, known.oid, self._gather)
             if (described.schema, described.name) != known.table:
                 raise SourceUnavailable(f"copying {known.name}", f"it is called {described} by now")
-            self._tables.learn(types)
+            self._tables.add_types(types)
             codecs = codecs_of(described, types)
             schema = schema_of(described, codecs)
             self._sink.create(known.table, schema)
