@@ -1,8 +1,8 @@
-"""The regular look at the source's catalogs: which tables the publications have now, and what was altered about them.
+"""The regular read of the source's catalogs: which tables are published, and how they were altered.
 
-Most of what happens to a table is in its stream. What is not is found here: tables that came or went, publications that
-were altered, partitions that were attached or detached, rows that were written again, and columns of a table of which
-no row has come since. The look locks no table, so one that somebody has locked keeps nobody from seeing the others.
+Most changes of a table are in its stream. This module finds the others: tables that were added or removed, altered
+publications, attached or detached partitions, rewritten tables, and altered columns of a table that has had no change
+since. It takes no lock on tables, so a locked table does not block it.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from walmere.subscription.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class _Altered:
-    """A definition that the catalogs have and the target has not; the ALTER is before this position."""
+    """A definition that is in the catalogs and not yet in the target. The ALTER committed before this LSN."""
 
     shape: Shape
     lsn: Lsn
 
 
 class Discovery:
-    """Looks at the catalogs for one subscription."""
+    """Reads the catalogs for one subscription."""
 
     def __init__(self, source: Source, tables: Tables, *, gather: bool = False) -> None:
         self._source = source
         self._tables = tables
         self._gather = gather
         self._altered: dict[int, _Altered] = {}
-        self._seen: dict[int, PublishedTable] = {}
+        self._previous: dict[int, PublishedTable] = {}
         self.changed: set[int] = set()
-        """Tables that wait for a copy and were altered since the look before: a copy that was refused may help now."""
+        """Tables that wait for a copy and were altered since the last read: a copy may succeed now."""
 
     @property
     def altered_lsn(self) -> Lsn | None:
-        """Where all tables have to be applied to, so that the definitions which the catalogs have can be taken on."""
+        """The LSN that tables have to reach before their targets can adopt the definitions in the catalogs."""
         return max((each.lsn for each in list(self._altered.values())), default=None)
 
     def refresh(self) -> None:
-        """Take in what the publications publish now, and what was altered about their tables."""
+        """Update the states of the tables: which are published, and what was altered."""
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
             translate_errors(self._source, "reading catalogs"),
@@ -70,8 +70,8 @@ class Discovery:
                 elif (change := self._change(connection, known, its)) is not None:
                     changes[known.oid] = change
         waiting = {each.oid for each in self._tables if each.waits_for_copy}
-        self.changed |= {oid for oid in waiting & self._seen.keys() & now.keys() if self._seen[oid] != now[oid]}
-        self._seen = now
+        self.changed |= {oid for oid in waiting & self._previous.keys() & now.keys() if self._previous[oid] != now[oid]}
+        self._previous = now
         if changes:
             self._tables.change(changes)
         self._altered = {oid: each for oid, each in self._altered.items() if oid in now and oid not in changes}
@@ -91,31 +91,34 @@ class Discovery:
         if known.waits_for_copy:
             change = state.copy_again if _is_altered(had, its) else None
         else:
-            change = _after_a_look(connection, had, its)
+            change = _change_outside_stream(connection, had, its)
         if change is None and known.follows and its.layout.shape != had.layout.shape:
-            change = self._take_on(connection, known, had, its)
+            change = self._adopt_columns(connection, known, had, its)
         else:
-            self._altered.pop(known.oid, None)  # the stream was faster, or the table was altered back
-        return None if change is None else functools.partial(_unless_moved, had, change)
+            self._altered.pop(known.oid, None)  # the stream had it first, or the table was altered back
+        return None if change is None else functools.partial(_unless_redefined, had, change)
 
-    def _take_on(
+    def _adopt_columns(
         self, connection: Connection, known: TableState, had: Definition, its: PublishedTable
     ) -> Callable[[TableState], TableState] | None:
-        """For a table with other columns than its target, of which no row has come yet: nobody may wait for one.
+        """For a table with altered columns that has had no change since: the stream does not have the ALTER yet.
 
-        What was committed before the ALTER has the old columns. So the table is applied up to a position after it; if
-        the stream has not come to the new definition by then, the target takes on the one that the catalogs have.
+        Changes that committed before the ALTER have the old columns. So they are applied up to an LSN after it. If the
+        stream does not have the new definition until then, the target adopts the one in the catalogs.
         """
         shape = replace(had, columns=columns_of(connection, known.oid, its.columns)).shape(known.table)
         if shape == had.shape(known.table):
-            # nothing that is published: only the record of what the table looks like is renewed
+            # no published column was altered: only the stored layout is updated
             return lambda now: replace(now, definition=replace(had, layout=its.layout, leaves=its.leaves, xid=its.xid))
         noticed = self._altered.get(known.oid)
         if noticed is not None and noticed.shape == shape:
-            return functools.partial(_await, shape) if known.applied_lsn >= noticed.lsn else None
-        # asked after the catalogs were, so that the ALTER which they show is before it
+            return functools.partial(_wait_for_definition, shape) if known.applied_lsn >= noticed.lsn else None
+        # read after the catalogs, so that the ALTER is before this LSN
         self._altered[known.oid] = _Altered(shape, catalog.insert_position(connection))
-        with suppress(SourceError), translate_errors(self._source, "moving the stream on"):  # not possible on a standby
+        with (
+            suppress(SourceError),
+            translate_errors(self._source, "writing a heartbeat message"),
+        ):  # not possible on a standby
             catalog.emit_message(connection, HEARTBEAT)
             catalog.push_wal(connection)
         return None
@@ -132,35 +135,36 @@ def require_other_name(messages: TableName | None, tables: Iterable[tuple[str, s
 
 
 def identity_of(its: PublishedTable) -> Identity | None:
-    """By what the rows of a partitioned table are told apart; None: the stream says it."""
+    """The replica identity of a partitioned table; None: the stream has it."""
     return None if its.identity is None else Identity(its.identity.mode, its.identity.key)
 
 
-def _await(shape: Shape, known: TableState) -> TableState:
+def _wait_for_definition(shape: Shape, known: TableState) -> TableState:
     return state.redefined(known, shape, known.applied_lsn) if known.follows else known
 
 
-def _unless_moved(had: Definition, change: Callable[[TableState], TableState], known: TableState) -> TableState:
-    """The change, unless the table has got another definition meanwhile."""
+def _unless_redefined(had: Definition, change: Callable[[TableState], TableState], known: TableState) -> TableState:
+    """Apply the change, unless the table has another definition by now."""
     return change(known) if known.definition == had else known
 
 
-def _after_a_look(
+def _change_outside_stream(
     connection: Connection, had: Definition, its: PublishedTable
 ) -> Callable[[TableState], TableState] | None:
-    """What to do about a table in which something has changed that is not in the stream; None: nothing has.
+    """The change of state for something that was altered and is not in the stream; None: nothing was altered.
 
-    It is copied again if it is published in another way; if a partition has gone, by DROP or DETACH, or has come with
-    rows in it; if its partitions tell rows apart in another way; if rows have other values although the columns look
-    the same (another one of the same name and type, or ALTER TYPE … USING); and if it may have been UNLOGGED meanwhile.
+    A table is copied again if the publication has other columns, filters or operations for it; if a partition was
+    dropped or detached, or attached with rows; if the replica identity of its partitions changed; if rows have other
+    values although the columns look the same (a column was replaced by one of the same name and type, or ALTER TYPE …
+    USING); and if it may have been UNLOGGED for a time.
     """
     now = its.layout
-    come = set(its.leaves) - set(had.leaves)
+    attached = set(its.leaves) - set(had.leaves)
     if (
         had.publication_fingerprint != its.publication_fingerprint
         or not set(had.leaves) <= set(its.leaves)
-        or (come and had.gathered)  # what its stream had meanwhile may have been passed over
-        or any(may_have_come_with_rows(connection, leaf) for leaf, _ in come)
+        or (attached and had.gathered)  # changes of the new partition may have been skipped
+        or any(may_have_come_with_rows(connection, leaf) for leaf, _ in attached)
         or (now.shape == had.layout.shape and now.attnums != had.layout.attnums)
         or (now.versions != had.layout.versions and now.filenodes != had.layout.filenodes)
         or had.identity != identity_of(its)
@@ -174,7 +178,7 @@ def _after_a_look(
 
 
 def _is_altered(had: Definition, its: PublishedTable) -> bool:
-    """Whether something was altered that may let a table be applied which was set aside. New rows are no such thing."""
+    """Whether a table that was set aside was altered so that a copy may succeed. New rows do not count."""
     old, new = had.layout, its.layout
     return (had.publication_fingerprint, had.leaves, had.identity) != (
         its.publication_fingerprint,
@@ -187,9 +191,9 @@ def _is_altered(had: Definition, its: PublishedTable) -> bool:
 
 
 def _may_be_rewritten(connection: Connection, had: Definition, now: Layout) -> bool:
-    """Whether ALTER TABLE may have written the rows again of a heap that was there before.
+    """Whether ALTER TABLE may have rewritten a heap that existed before.
 
-    Where not all operations are published, a TRUNCATE may be one that is not: then it must not be taken for a rewrite.
+    If TRUNCATE is not published, it must not be mistaken for a rewrite.
     """
     before = dict(had.layout.rewrites)
     changed = [

@@ -1,31 +1,29 @@
 """The state of each table, with the letters of PostgreSQL's `pg_subscription_rel.srsubstate`. Pure: no I/O here.
 
-    i  init          known to the publication, nothing copied yet
+    i  init          published, nothing copied yet
     d  data sync     its snapshot exists, tasks are copying
-    f  finished copy the copy is committed at the snapshot's LSN: the table is visible, and catches up from there
-    s  sync done     caught up with the main apply, at the LSN that stands beside it
-    r  ready         follows with all others
+    f  finished copy the copy is committed at the snapshot's LSN: the table can be read, and catches up from there
+    s  sync done     caught up with the other tables, at the LSN that is stored with it
+    r  ready         applied together with all others
 
-    w (sync wait) and c (catch-up) pass between a sync worker and the apply worker in PostgreSQL, and are never stored.
-    Here they do not occur: the change log holds everything since the main slot's consistent point, so a table needs no
-    second stream to catch up, and nobody has to wait for anybody.
+    In PostgreSQL, w (sync wait) and c (catch-up) pass between a sync worker and the apply worker, and are never stored.
+    Here they do not occur: the change log has everything since the slot's consistent point, so a table needs no second
+    stream to catch up, and no worker waits for another.
 
-Apply is in front (the usual case): the copy of a big table ends at snapshot LSN 100 while the others are at 500. From
-the next batch on the table takes part with its own position, 100, so its first batch covers 100 to, say, 520. It is
-then sync done at 520, and ready with the batch after.
+Apply is ahead (the usual case): the copy of a big table ends at snapshot LSN 100 while the others are at 500. In the
+next batch the table has its own position, 100, so its first batch covers 100 to, say, 520. It is then sync done at 520,
+and ready after the next batch.
 
-Sync is in front: a table is added while apply lags behind at 300; its snapshot is at 450. Batches that end before 450
-hold nothing for it, since all of that is in the copy. The first that ends after it finds it at 450 and goes on there.
+Sync is ahead: a table is added while apply is behind, at 300; its snapshot is at 450. Batches that end before 450 have
+nothing for it, because all of that is in the copy. The first batch that ends after 450 continues from there.
 
-Both come out of one predicate, `should_apply`.
-
-A table whose stream comes to another definition (a column more, another name) than its target has, stops there, and the
-others go on. It **awaits** that definition: either the target takes it on in place, and the table goes on from where it
+If the stream has another definition (a new column, another name) than the target, the table stops there, and the others
+continue. It **awaits** the definition: either the target adopts it in place, and the table continues from where it
 stopped, or it is copied again. Until the new copy is committed, readers see the old rows.
 
-A table whose stream has what cannot be applied is **set aside** and copied again: the copy has the effect of the change
-that was refused. If the same happens again soon after, the copy did not help, and the next one waits: for minutes, then
-for hours; or until the table is altered, or somebody asks for a copy.
+A table with changes that cannot be applied is **set aside** and copied again: the copy has the effect of the refused
+change. If the same happens soon again, the copy did not help, and the next one waits: for minutes, then for hours; or
+until the table is altered, or a copy is requested with `walmere resync`.
 """
 
 from __future__ import annotations
@@ -41,9 +39,9 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 
 COPY_HELPED: Final = 1800.0
-"""Seconds. A table that was followed for so long after its copy was helped by it."""
+"""A copy has helped if changes were applied for this many seconds after it."""
 SETBACK_WAITS: Final = (0.0, 60.0, 3600.0, 4 * 3600.0)
-"""Seconds until the next copy, after one, two, … copies that did not help."""
+"""Seconds before the next copy, after one, two, … copies that did not help."""
 
 
 class Phase(StrEnum):
@@ -63,33 +61,33 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One published table. Every transition gives a new one."""
+    """One published table. Every transition returns a new state."""
 
     table: TableName
     oid: int
     phase: Phase = Phase.INIT
     snapshot_lsn: Lsn = INVALID_LSN
-    applied_lsn: Lsn = INVALID_LSN  # what committed before this is in the table
+    applied_lsn: Lsn = INVALID_LSN  # everything that committed before is in the table
     rows_copied: int = 0
     rejects: int = 0
     error: str | None = None
-    published: bool = True  # else it has left the publication, or has another name now; what was copied stays
-    definition: Definition | None = None  # that the target has
-    awaits: Shape | None = None  # the definition that its stream has come to, and the target has not
+    published: bool = True  # False: removed from the publication, or renamed; the target's table stays
+    definition: Definition | None = None  # of the target's table
+    awaits: Shape | None = None  # the definition in its stream, if the target does not have it yet
     copied_at: float = 0.0  # when its last copy was committed, in seconds of Unix time
-    setbacks: int = 0  # copies one after the other that did not help: its stream was refused again
-    retry_at: float = 0.0  # it is not copied again before that, unless it is altered or somebody asks for it
-    version: int | None = None  # of the target's table, that we made last; None: not recorded
-    version_lsn: Lsn = INVALID_LSN  # the LSN that stands in that version
+    setbacks: int = 0  # copies in a row that did not help: changes were refused again
+    retry_at: float = 0.0  # not copied before this time, unless altered or requested
+    version: int | None = None  # of the target's table, made last by Walmere; None: not recorded
+    version_lsn: Lsn = INVALID_LSN  # the LSN in that version
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name for messages."""
         return str(self.table)
 
     @property
     def of_messages(self) -> bool:
-        """Whether it is the table of logical messages, which no relation of the source stands behind."""
+        """Whether it is the table of logical messages, which is not a relation of the source."""
         return self.oid == MESSAGES_OID
 
     @property
@@ -98,7 +96,7 @@ class TableState:
 
     @property
     def position(self) -> Lsn | None:
-        """What committed before it is in the table. None: nothing is, yet, or nothing will be any more."""
+        """Everything that committed before it is in the table. None: not copied yet, or not published any more."""
         return self.applied_lsn if self.phase.copied and self.published else None
 
     @property
@@ -108,7 +106,7 @@ class TableState:
 
     @property
     def relations(self) -> tuple[int, ...]:
-        """Under which OIDs the stream has it."""
+        """The OIDs that its changes have in the stream."""
         if self.definition is not None and self.definition.gathered:
             return tuple(leaf for leaf, _ in self.definition.leaves)
         return (self.oid,)
@@ -119,7 +117,7 @@ class TableState:
 
 
 def copy_started(state: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> TableState:
-    """i → d, before there is a snapshot; then d → d with its LSN. Also, a copy that was cut off begins anew."""
+    """i → d, before there is a snapshot; then d → d with its LSN. Also restarts a copy that was interrupted."""
     _require(state, Phase.INIT, Phase.DATA_SYNC)
     return replace(state, phase=Phase.DATA_SYNC, snapshot_lsn=snapshot_lsn, rows_copied=0, rejects=0)
 
@@ -151,9 +149,9 @@ def copy_committed(
 
 
 def needed_from(states: Iterable[TableState], applied_lsn: Lsn) -> Lsn:
-    """What committed from here on is still needed of the log, once a batch up to `applied_lsn` is applied.
+    """The LSN from which the log is still needed, after a batch up to `applied_lsn` is applied.
 
-    A copy that is under way will need everything since its snapshot; one that has none yet, possibly everything.
+    A running copy will need everything since its snapshot; a copy without a snapshot may need everything.
     """
     needs = [state.snapshot_lsn for state in states if state.published and state.copying]
     needs += [position for state in states if (position := state.position) is not None]
@@ -161,20 +159,20 @@ def needed_from(states: Iterable[TableState], applied_lsn: Lsn) -> Lsn:
 
 
 def copy_again(state: TableState, error: str | None = None) -> TableState:
-    """Any → i: a new copy is needed. What is in the target stays until that takes its place."""
+    """Any → i: a new copy is needed. The rows in the target stay until it is committed."""
     return TableState(state.table, state.oid, error=error, copied_at=state.copied_at)
 
 
 def copy_failed(state: TableState, error: str | None) -> TableState:
-    """d → i: a copy has failed. What was known of setbacks stays."""
+    """d → i: a copy has failed. The number of setbacks stays."""
     failed = copy_again(state, error)
     return replace(failed, definition=state.definition, setbacks=state.setbacks, retry_at=state.retry_at)
 
 
 def set_aside(state: TableState, error: str | None, now: float) -> TableState:
-    """Any → i: its stream has what cannot be applied. A new copy may help; if it does not, the next one waits longer.
+    """Any → i: its stream has a change that cannot be applied. A copy may help; if not, the next one waits longer.
 
-    Without an error, nothing was refused: one transaction has several definitions, and a copy settles it.
+    Without an error, no change was refused: one transaction has several definitions, and needs a copy.
     """
     if error is None:
         return copy_again(state)
@@ -186,52 +184,52 @@ def set_aside(state: TableState, error: str | None, now: float) -> TableState:
 
 
 def redefined(state: TableState, shape: Shape, reached: Lsn, rejects: int | None = None) -> TableState:
-    """At `reached` its stream has another definition: it waits there."""
+    """Its stream has another definition at `reached`: it waits there."""
     _require(state, Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
     rejects = state.rejects if rejects is None else rejects
     return replace(state, applied_lsn=max(state.applied_lsn, reached), rejects=rejects, awaits=shape)
 
 
 def evolved(state: TableState, definition: Definition, version: int | None = None) -> TableState:
-    """The target has the definition that was awaited, since this version: it goes on."""
+    """The target has the awaited definition since this version: the table continues."""
     if state.version is None or version is None:
         return replace(state, definition=definition, awaits=None)
     return replace(state, definition=definition, awaits=None, version=max(state.version, version))
 
 
 def committed(state: TableState, version: int | None, lsn: Lsn | None) -> TableState:
-    """A commit of ours has made this version of the target's table, with this LSN in it."""
+    """Walmere has committed this version of the target's table, with this LSN."""
     return state if version is None else replace(state, version=version, version_lsn=lsn or INVALID_LSN)
 
 
 def went_back(state: TableState, lsn: Lsn, version: int | None, error: str) -> TableState:
-    """The target's table is behind what was recorded: its changes are applied again from the LSN that it is at."""
+    """The target's table is behind its state: changes are applied again from the table's own LSN."""
     _require(state, Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
     return replace(state, applied_lsn=lsn, version=version, version_lsn=lsn, error=error)
 
 
 def with_error(state: TableState, error: str) -> TableState:
-    """The same, and what is wrong with it."""
+    """The same state with an error."""
     return replace(state, error=error)
 
 
 def unpublished(state: TableState) -> TableState:
-    """It left the publication. What was copied stays readable."""
+    """The table was removed from the publication. Its copy can still be read."""
     return replace(state, published=False, awaits=None)
 
 
 def applied(state: TableState, end_lsn: Lsn, rejects: int | None = None) -> TableState:
-    """A batch that ends here was applied: f → s → r. Its position never goes back. `rejects`: all it has by now."""
+    """A batch up to `end_lsn` was applied: f → s → r. The position never goes back. `rejects`: the new total."""
     _require(state, Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
     state = replace(state, rejects=state.rejects if rejects is None else rejects, error=None)
     if end_lsn < state.applied_lsn:
-        return state  # the whole batch is in the copy already
-    following = {Phase.FINISHED_COPY: Phase.SYNC_DONE, Phase.SYNC_DONE: Phase.READY, Phase.READY: Phase.READY}
-    return replace(state, applied_lsn=end_lsn, phase=following[state.phase])
+        return state  # the copy has the whole batch
+    next_phase = {Phase.FINISHED_COPY: Phase.SYNC_DONE, Phase.SYNC_DONE: Phase.READY, Phase.READY: Phase.READY}
+    return replace(state, applied_lsn=end_lsn, phase=next_phase[state.phase])
 
 
 def to_json(state: TableState) -> dict[str, Any]:
-    """As it is stored."""
+    """The content of `tables.json` for one table."""
     return {
         "schema": state.table.namespace,
         "table": state.table.name,
@@ -254,17 +252,17 @@ def to_json(state: TableState) -> dict[str, Any]:
 
 
 def from_json(content: Mapping[str, Any]) -> TableState:
-    """The inverse."""
+    """The inverse of `to_json`."""
     plain: dict[str, Any] = {key: content[key] for key in ("rows_copied", "rejects", "error", "published")}
     plain |= {key: content[key] for key in ("copied_at", "setbacks", "retry_at") if key in content}
-    plain["version"] = content.get("version")  # an earlier version of Walmere has not recorded it
+    plain["version"] = content.get("version")  # missing if written by an earlier version of Walmere
     for key in ("snapshot_lsn", "applied_lsn", "version_lsn"):
         plain[key] = Lsn.parse(content[key]) if content.get(key) else INVALID_LSN
     table = TableName(content["schema"], content["table"])
     definition = None
     if (stored := content["definition"]) is not None:
         identity = stored.get("identity")
-        numbers, rewrites = stored["layout"][:5], stored["layout"][5:]  # an earlier version has fewer
+        numbers, rewrites = stored["layout"][:5], stored["layout"][5:]  # an earlier version has no rewrites
         definition = Definition(
             tuple(PublishedColumn(**each) for each in stored["columns"]),
             stored["natts"],
@@ -285,5 +283,7 @@ def _require(state: TableState, *phases: Phase) -> None:
     if state.phase not in phases:
         expected = ", ".join(phases)
         raise InvalidTransition(
-            f"moving table {state.name} on", f"it is in phase {state.phase}, expected {expected}", "please report this"
+            f"changing the state of table {state.name}",
+            f"it is in phase {state.phase}, expected {expected}",
+            "please report this",
         )

@@ -1,17 +1,16 @@
-"""The copy of one table: PostgreSQL's tablesync worker, with many hands.
+"""The copy of one table: PostgreSQL's tablesync worker, in parallel.
 
-    1. A temporary slot gives a consistent point and a snapshot, which is exported.      i → d
-    2. Inside the snapshot the catalogs say what is published: columns, row filter, identity, where the rows lie.
+    1. A temporary slot gives a consistent point and an exported snapshot.                i → d
+    2. In the snapshot, the catalogs say what is published: columns, row filter, replica identity, size.
     3. The table is divided into ranges of pages. Each is one task: it imports the snapshot, COPYs its range, casts the
-       text to Arrow, and stages files in the target. Nobody sees them.
-    4. One commit makes all of them the table's contents, with the snapshot's LSN in it.  d → f
+       text to Arrow, and stages files in the target. They are not visible yet.
+    4. One commit makes all files the contents of the table. It has the snapshot's LSN.   d → f
 
-A task that fails is run again, and the files of its first attempt are nobody's. A copy that is cut off leaves nothing
-visible and begins anew with another snapshot. A table that was copied before is replaced in step 4: until then its
+A task that fails is run again; the files of its first attempt are never used. A copy that is interrupted leaves nothing
+visible, and starts again with another snapshot. A table that was copied before is replaced in step 4: until then its
 readers see the old rows, in the old columns.
 
-Here is also what is asked about one table later on: what has become of it, if its stream has another definition than
-its target.
+This module also redefines a table whose stream has another definition than its target.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ Result = TypeVar("Result")
 
 
 class Tasks(Protocol):
-    """Something that runs a function over items in parallel."""
+    """Runs a function over items in parallel."""
 
     @property
     def parallelism(self) -> int:
-        """How many run at once."""
+        """How many tasks run at the same time."""
 
     def map(
         self,
@@ -69,16 +68,16 @@ class Tasks(Protocol):
     ) -> list[Result]:
         """The results, in the order of the items.
 
-        `on_progress` is called now and then with how many are done, and of how many.
+        `on_progress` is called regularly with the number of finished items and of all items.
         """
 
     def cancel(self) -> None:
-        """End what is running; its callers get an error."""
+        """Cancel running tasks; their callers get an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """One range of a table, with all that a task needs to copy it."""
+    """One range of a table, with everything that a task needs to copy it."""
 
     source: Source
     snapshot: Snapshot
@@ -90,7 +89,7 @@ class CopyTask:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What one task has staged."""
+    """The files that one task has staged."""
 
     files: list[StagedFile]
     rows: int
@@ -101,7 +100,7 @@ class Copied:
 def copied_rows(
     task: CopyTask, rejects: Rejects, where: str | None = None, application_name: str = "walmere copy"
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one range, as the snapshot sees them, in the target's types; those for which `where` is true."""
+    """The rows of one range in the snapshot, in the target's types; only those for which `where` is true."""
     names = [column.name for column in task.table.columns]
     schema = schema_of(task.table, task.codecs)
     command = table.copy_command(task.table, task.piece, where)
@@ -133,18 +132,18 @@ def copy_piece(task: CopyTask) -> Copied:
 
 
 def look(connection: Connection, source: Source, oid: int, gather: bool) -> tuple[Table, dict[int, PgType]]:
-    """What a table is now, or in the connection's snapshot, and those of its columns' types that are not built in."""
+    """The definition of a table, in the connection's snapshot if it has one, and its types that are not built in."""
     described = table.describe(connection, source.publications, oid, gather)
     return described, catalog.types_of(connection, (column.type_oid for column in described.columns))
 
 
 def codecs_of(described: Table, types: Mapping[int, PgType]) -> tuple[Codec, ...]:
-    """How the text of each column is cast."""
+    """The codec of each column."""
     return tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
 
 
 def schema_of(described: Table, codecs: Sequence[Codec]) -> pa.Schema:
-    """The target's columns: exactly the published ones, in their order."""
+    """The target's columns: the published ones, in the same order."""
     return pa.schema([(column.name, each.arrow) for column, each in zip(described.columns, codecs, strict=True)])
 
 
@@ -164,17 +163,17 @@ class TableSync:
         self._making_slots: set[Connection] = set()
         self.discovery = Discovery(source, tables, gather=gather)
         self.read_rows: set[int] = set()
-        """Tables whose last copy got as far as reading rows."""
+        """Tables whose last copy has read rows."""
 
     def use(self, sink: Sink) -> None:
         """Write to this sink from now on."""
         self._sink = sink
 
     def stop(self) -> None:
-        """End the copies that are under way. They begin anew with the next run."""
+        """Cancel running copies. The next run starts them again."""
         self._stopping.set()
         for connection in list(self._making_slots):
-            with suppress(Exception):  # it is gone already
+            with suppress(Exception):  # the connection may be lost
                 connection.cancel_safe(timeout=_CANCEL_TIMEOUT)
         self._tasks.cancel()
 
@@ -201,9 +200,9 @@ class TableSync:
             self._tables.put(TableState(name, MESSAGES_OID, Phase.READY, start_lsn, start_lsn))
 
     def copy(self, oid: int) -> None:
-        """Copy one table. Its state says what came of it: finished copy, or init with the error that was met.
+        """Copy one table. Afterwards its phase is finished copy, or init with the error.
 
-        Raises an error that will not pass by itself.
+        Raises an error that is not transient.
         """
         if oid not in self._tables:
             return
@@ -212,16 +211,16 @@ class TableSync:
             self._copy(known)
         except PublicationMissing:
             self._require_gone(oid)
-        except Exception as error:  # of one table, so it must not end the others
+        except Exception as error:  # an error of one table must not stop the others
             wrong = error if isinstance(error, WalmereError) else WalmereError(f"copying {known.name}", repr(error))
-            told_to_end = self._stopping.is_set()
-            text = None if told_to_end else str(wrong)
+            stopping = self._stopping.is_set()
+            text = None if stopping else str(wrong)
             self._tables.change({oid: lambda its: state.copy_failed(its, text) if its.table == known.table else its})
-            if not (wrong.transient or told_to_end):
+            if not (wrong.transient or stopping):
                 raise wrong from error
 
     def redefine(self, oid: int) -> None:
-        """For a table that awaits another definition: its target takes it on in place, or it is copied again."""
+        """For a table that awaits a definition: its target adopts it in place, or the table is copied again."""
         known = self._tables.get(oid)
         if known is None or known.awaits is None or known.definition is None:
             return
@@ -231,29 +230,33 @@ class TableSync:
             self._require_gone(oid)
         except Exception as error:
             wrong = error if isinstance(error, WalmereError) else WalmereError(f"altering {known.name}", repr(error))
-            if not wrong.transient:  # perhaps it can be copied; if not, that will say why
+            if not wrong.transient:  # a copy may succeed; otherwise its error is shown
                 self._tables.change({oid: lambda its: state.copy_again(its, str(wrong))})
             raise wrong from error
 
     def _require_gone(self, oid: int) -> None:
-        """The catalogs know nothing of a table: then it has left."""
+        """Update the states after a table was not found in the publication. Raises if it is published again."""
         self.discovery.refresh()
         if oid in self._tables:
-            raise SourceUnavailable(f"looking at {self._tables[oid].name}", "it was not in the publication for a while")
+            raise SourceUnavailable(
+                f"reading the definition of {self._tables[oid].name}", "it was not in the publication for a time"
+            )
 
     def _redefine(self, known: TableState, had: Definition) -> None:
         oid = known.oid
         assert known.awaits is not None
         if known.awaits.table != known.table:
-            self.discovery.refresh()  # it has another name, so another place in the target; or it had it for a while
+            self.discovery.refresh()  # it was renamed, so it has another place in the target
             self._tables.change({oid: lambda its: its if its.awaits is None else state.copy_again(its)})
             return
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
-            translate_errors(self._source, f"looking at {known.name}"),
+            translate_errors(self._source, f"reading the definition of {known.name}"),
         ):
             catalog.set_timeouts(connection)
-            missing = table.missing_values(connection, oid)  # before the filenodes: a rewrite in between is noticed
+            missing = table.missing_values(
+                connection, oid
+            )  # before the filenodes, so that a rewrite after it is noticed
             described, types = look(connection, self._source, oid, self._gather)
         self._tables.add_types(types)
         now = self._definition(described)
@@ -269,27 +272,28 @@ class TableSync:
         with closing(connect(source, "walmere sync", replication=True)) as replication:
             system = identify_system(replication)
         slot = snapshot.slot_name(self._subscription, known.oid, system.identifier)
-        self._start(known)  # from now on, the log keeps what the snapshot may not have
+        self._start(known)  # from now on, the log keeps changes that the snapshot may not have
         self.read_rows.discard(known.oid)
         with self._exported(slot) as made:
             self._start(known, made.lsn)
             with (
                 snapshot.imported(source, slot, made) as connection,
-                translate_errors(source, f"looking at {known.name}"),
+                translate_errors(source, f"reading the definition of {known.name}"),
             ):
                 catalog.set_timeouts(connection)
                 described, types = look(connection, source, known.oid, self._gather)
             if (described.schema, described.name) != known.table:
-                raise SourceUnavailable(f"copying {known.name}", f"it is called {described} by now")
+                raise SourceUnavailable(f"copying {known.name}", f"it was renamed to {described}")
             self._tables.add_types(types)
             codecs = codecs_of(described, types)
             schema = schema_of(described, codecs)
             self._sink.create(known.table, schema)
-            if (there := self._sink.applied(known.table)) is not None and there > made.lsn:
+            if (target_lsn := self._sink.applied(known.table)) is not None and target_lsn > made.lsn:
                 raise SinkMismatch(
                     f"copying {known.name}",
-                    f"the target's table has come to {there} already, and the source only to {made.lsn}",
-                    "it is of another source, or of one that was restored: move the target's table away",
+                    f"the target's table is at LSN {target_lsn}, but the source is only at {made.lsn}",
+                    "the table was written from another source, or the source was restored from a backup:"
+                    " move the target's table to another directory",
                 )
             self.read_rows.add(known.oid)
             pieces = table.ranges(described, self._tasks.parallelism)
@@ -316,18 +320,18 @@ class TableSync:
             {known.oid: lambda its: state.copy_started(its, snapshot_lsn) if its.table == known.table else its}
         )
         if not any(each.table == known.table for each in started):
-            raise SourceUnavailable(f"copying {known.name}", "it has left the publication, or its name, meanwhile")
+            raise SourceUnavailable(f"copying {known.name}", "it was removed from the publication, or renamed")
 
     def _commit(self, name: TableName, described: Table, schema: pa.Schema, copied: list[Copied], lsn: Lsn) -> None:
         rejects = [file for each in copied for file in each.rejects]
-        if rejects or self._sink.count(Rejects.table(name)):  # those of the copy before go with its rows
+        if rejects or self._sink.count(Rejects.table(name)):  # those of the previous copy are replaced, too
             self._sink.commit(Rejects.table(name), rejects, lsn, OVERWRITE)
         version = self._sink.commit(name, [file for each in copied for file in each.files], lsn, OVERWRITE, schema)
         rows, rejected = sum(each.rows for each in copied), sum(each.rejected for each in copied)
 
         def finish(its: TableState) -> TableState:
             if its.table != name or not its.copying:
-                return its  # it has left, or is to be copied again, already
+                return its  # it was removed from the publication, or has to be copied again
             return state.copy_committed(
                 its, self._definition(described), rows, rejected, version=version, now=time.time()
             )
@@ -335,7 +339,7 @@ class TableSync:
         self._tables.change({described.oid: finish})
 
     def _definition(self, described: Table) -> Definition:
-        """What is remembered of a table."""
+        """The definition that is stored for a table."""
         its = described.published
         partial = its.partial or self._source.origin == "none"
         return Definition(

@@ -1,17 +1,17 @@
-"""What a run finds in its target: whose the tables are, and whether they are where `tables.json` says they are.
+"""The target when a run starts: who owns its tables, and whether they match `tables.json`.
 
-A table's own LSN, which its commits carry, is the truth. `tables.json` has the version that we made last and the LSN
-that stands in it. They differ if a crash came between the two (then the table is in front, by commits of ours), if the
-table's last commits are lost (a file of its log was deleted or emptied, or the table came back from a backup), or if
-others committed. What is done about it:
+A table's own LSN, which is in its commits, is authoritative. `tables.json` has the version that Walmere made last, and
+its LSN. They differ after a crash between the two writes (the table is then ahead, by commits of Walmere), if the
+table's last commits are lost (a file of its log was deleted or emptied, or the table was restored from a backup), or if
+another writer committed. What is done:
 
-    in front, by commits of ours, or of others that change no rows    nothing
+    ahead, by commits of Walmere, or by others that change no rows    nothing
     behind                                      its position goes back to its own LSN, and the log is applied again from
                                                 there; if the log does not have that any more, it is copied again
     others changed its rows (RESTORE, DELETE)   it is copied again
 
-Points that were published say which version of a table has what. Where commits are lost, the same version numbers will
-be used again for something else, so the table is taken out of all points that are past what it has.
+The points of the ledger name versions of tables. If commits are lost, their version numbers will be used again for
+other contents, so the table is removed from all points after its own LSN.
 """
 
 from __future__ import annotations
@@ -38,33 +38,31 @@ from walmere.types.codec import codec
 
 _log = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 8
-"""Tables that are looked at at the same time."""
+_THREADS: Final = 8
+"""Tables that are read at the same time."""
 
 
 def claim(sink: Sink, subscription: str, tables: Tables, published: Sequence[TableState], *, take_over: bool) -> None:
-    """See that all tables are the owner's, before anything is written. Raises OwnedByAnother for the first that is not.
+    """Check that all tables belong to the owner, before anything is written. Raises OwnedByAnother.
 
-    `published`: tables that are not known yet. `take_over`: take them from their owners, to be copied anew.
+    `published`: tables that have no state yet. `take_over`: take tables from other owners, and copy them again.
     """
     known = {each.table: each for each in tables if each.published}
     wanted = list((known | {each.table: each for each in published if each.table not in known}).values())
     sink.claim_points(subscription)
-    with ThreadPoolExecutor(_AT_ONCE) as looking:
-        found = list(looking.map(lambda each: _standing(sink, each.table), wanted))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda each: _standing(sink, each.table), wanted))
         elsewhere = None
         refused: dict[TableName, OwnedByAnother] = {}
         for each, standing in zip(wanted, found, strict=True):
             if standing is None or take_over:
                 continue
             if standing.owner is None and standing.lsn is not None and not each.phase.copied:
-                # of an earlier version of Walmere, which wrote no owners
+                # written by an earlier version of Walmere, without an owner
                 elsewhere = sink.tables_of_others(subscription) if elsewhere is None else elsewhere
                 if (other := elsewhere.get(each.name)) is not None:
                     what = f"the table {each.name} of the target"
-                    refused[each.table] = owned_by_another(
-                        "looking at the target's tables", what, f"subscription {other}"
-                    )
+                    refused[each.table] = owned_by_another("reading the target's tables", what, f"subscription {other}")
             elif (error := _refusal(sink, standing, each.table)) is not None:
                 refused[each.table] = error
         if refused:
@@ -75,12 +73,10 @@ def claim(sink: Sink, subscription: str, tables: Tables, published: Sequence[Tab
             more = f" (and {len(refused) - 1} more tables)" if len(refused) > 1 else ""
             raise OwnedByAnother(first.doing, first.wrong + more, first.hint)
         names = [name for each in wanted for name in (each.table, Rejects.table(each.table))]
-        taken = {
-            name for name, was in zip(names, looking.map(lambda name: _claim(sink, name), names), strict=True) if was
-        }
+        taken = {name for name, was in zip(names, pool.map(lambda name: _claim(sink, name), names), strict=True) if was}
     for each in wanted:
         if each.table in taken or Rejects.table(each.table) in taken:
-            _log.warning("table %s was taken over from another owner, and is copied anew", each.name)
+            _log.warning("table %s was taken over from another owner, and is copied again", each.name)
     tables.change(
         {each.oid: state.copy_again for each in known.values() if not each.of_messages and each.table in taken}
     )
@@ -92,14 +88,14 @@ def _claim(sink: Sink, table: TableName) -> bool:
     except OwnedByAnother:
         raise
     except SinkMismatch:
-        return False  # it says so itself when it is written to
+        return False  # writing to it raises this error again
 
 
 def _standing(sink: Sink, table: TableName) -> Standing | None:
     try:
         return sink.standing(table)
     except SinkMismatch:
-        return None  # it says so itself when it is written to
+        return None  # writing to it raises this error again
 
 
 def _refusal(sink: Sink, standing: Standing, table: TableName) -> OwnedByAnother | None:
@@ -112,24 +108,24 @@ def _refusal(sink: Sink, standing: Standing, table: TableName) -> OwnedByAnother
 
 
 def check(sink: Sink, tables: Tables, log_start: Lsn) -> list[tuple[TableState, Behind]]:
-    """Compare all tables with what was recorded, and move back those that are behind. Returns which, as they were.
+    """Compare all tables with their states, and move back those that are behind. Returns these, with the old states.
 
     `log_start`: where the change log begins.
     """
     followed = [each for each in tables if each.position is not None]
-    with ThreadPoolExecutor(_AT_ONCE) as looking:
-        verdicts = list(looking.map(lambda each: _check(sink, each), followed))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        verdicts = list(pool.map(lambda each: _check(sink, each), followed))
     behind = [(each, found) for each, (found, _) in zip(followed, verdicts, strict=True) if found is not None]
-    # versions that are fine are recorded: later on, the table's log may not have their commits any more
+    # versions without a difference are recorded, because the table's log may lose their commits later
     fine = {each.oid: its for each, (found, its) in zip(followed, verdicts, strict=True) if found is None and its}
-    moved = {oid: _found_at(its) for oid, its in fine.items() if tables[oid].version != its.version}
+    moved = {oid: _recorded_as(its) for oid, its in fine.items() if tables[oid].version != its.version}
     if moved:
         tables.change(moved)
     move_back(tables, sink, behind, log_start)
     return behind
 
 
-def _found_at(standing: Standing) -> Callable[[TableState], TableState]:
+def _recorded_as(standing: Standing) -> Callable[[TableState], TableState]:
     return lambda known: state.committed(known, standing.version, standing.lsn)
 
 
@@ -150,13 +146,13 @@ def _check(sink: Sink, known: TableState) -> tuple[Behind | None, Standing | Non
 def move_back(
     tables: Tables, sink: Sink, behind: Iterable[tuple[TableState, Behind]], log_start: Lsn
 ) -> list[TableState]:
-    """Have tables that are behind applied again from where they are, or copied again. Returns their new states."""
+    """Apply tables that are behind again from their own LSN, or copy them again. Returns their new states."""
     changes: dict[int, Callable[[TableState], TableState]] = {}
     for known, found in behind:
         start = found.apply_from
-        if known.of_messages and found.found is None:  # it was deleted: it is created again
-            changes[known.oid] = _went_back(known.applied_lsn, found, f"{found.why}; it goes on with new messages")
-        elif known.of_messages:  # there is nothing to copy it from
+        if known.of_messages and found.found is None:  # it was deleted, and is created again
+            changes[known.oid] = _went_back(known.applied_lsn, found, f"{found.why}; it continues with new messages")
+        elif known.of_messages:  # it cannot be copied
             begin = max(start or INVALID_LSN, log_start)
             changes[known.oid] = _went_back(begin, found, f"{found.why}; it is applied again from {begin}")
         elif start is not None and start >= log_start and _same_columns(known, found, tables, sink):
@@ -179,7 +175,7 @@ def _copied_again(error: str) -> Callable[[TableState], TableState]:
 
 
 def _same_columns(known: TableState, found: Behind, tables: Tables, sink: Sink) -> bool:
-    """Whether a table that is behind has the columns that its changes will be written in."""
+    """Whether a table that is behind has the columns of the changes that will be applied to it."""
     if known.definition is None or found.found is None or known.awaits is not None:
         return False
     columns = known.definition.columns
