@@ -1,1 +1,1 @@
-"""What runs on Spark. Spark schedules, spreads, retries and checkpoints; Arrow moves the rows."""
+"""Everything that runs on Spark. Spark schedules, distributes, retries and checkpoints; Arrow moves the rows."""

@@ -1,17 +1,16 @@
 """The apply worker: a Structured Streaming query over the change log.
 
-Its source hands out references, one partition for each table that has something to do; what a task gets is one row
-with a pickled `ApplyJob`. The task opens the log itself, decodes, folds, and commits to its table. (A table with many
-inserts in a batch has several tasks. They only stage their files, and one commit takes them all.) What comes back is a
-row that says what was done. So Spark schedules, spreads, retries and checkpoints, and no row of a table passes through
-the JVM.
+Its source returns references, one partition for each table with changes. A task gets one row with a pickled `ApplyJob`.
+It opens the log, decodes, folds, and commits to its table. (If a table has many inserts in a batch, several tasks stage
+its files, and one commit adds them all.) It returns a row with the result. So Spark schedules, distributes, retries and
+checkpoints, and no row of a table passes through the JVM.
 
-A micro-batch ends on a commit boundary. When all its tables are committed, their states move on, and then the ledger
-says that they belong together. A crash anywhere before that repeats the batch, and every table that had it already does
-nothing. A table whose copy is committed while a batch runs takes part from the next one on, from its own position.
+A micro-batch ends on a commit boundary. When all its tables are committed, their states are updated, then the ledger
+gets a point. A crash before that repeats the batch, and tables that already have it do nothing. A table whose copy is
+committed during a batch takes part in the next one, from its own position.
 
-A table whose stream comes to a definition that its target does not have is applied up to there, and waits. One that
-cannot be applied at all is set aside, with the error. The others do not notice.
+A table whose stream has a definition that its target does not have is applied up to there, and waits. A table that
+cannot be applied is set aside with the error. The other tables continue.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from walmere.ledger.file import Ledger
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.owner import Owner
 from walmere.sinks.base import LedgerWriter, Sink, full_or
-from walmere.spark.failures import Failure, attempts, caught, from_spark, raise_first
+from walmere.spark.failures import Failure, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.reference_source import SOURCE, ReferenceSource
 from walmere.storage import read_error, reserve_error
 from walmere.subscription import state, target
@@ -59,37 +58,37 @@ _log = logging.getLogger(__name__)
 
 OnBatch: TypeAlias = Callable[[list[Applied], Lsn], None]
 MAX_LSN: Final = Lsn((1 << 64) - 1)
-_NOT_IN_LOG: Final = "the change log does not have any more what is still to be applied to it"
-_LITTLE: Final = 1 << 20
-"""Bytes: a disk with less is full."""
+_NOT_IN_LOG: Final = "the change log does not have the next changes of the table any more"
+_FULL_BELOW: Final = 1 << 20
+"""A disk with fewer free bytes is full."""
 
 
 def _apply(batches: Iterable[pa.RecordBatch], tries: int) -> Iterator[pa.RecordBatch]:
-    """In a task: apply its jobs. The results go back pickled."""
+    """Apply the jobs of a task. Returns the results pickled."""
     for batch in batches:
         for reference in batch.column("reference").to_pylist():
             work = pickle.loads(reference)  # noqa: S301
-            result = caught(tries, apply_table, work) if isinstance(work, ApplyJob) else work
+            result = result_or_failure(tries, apply_table, work) if isinstance(work, ApplyJob) else work
             yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
 
 
-def _moved(known: TableState, result: Applied | None, end_lsn: Lsn) -> TableState:
+def _state_after(known: TableState, result: Applied | None, end_lsn: Lsn) -> TableState:
     """A table's state after a batch."""
     if not known.follows:
-        return known  # it was set aside while the batch ran
+        return known  # it was set aside during the batch
     if result is not None and (result.stopped is None or result.stopped.awaits is not None):
         known = state.committed(known, result.version, result.lsn)
     if result is None or result.stopped is None:
         return state.applied(known, end_lsn, None if result is None else result.rejects)
     if result.stopped.behind is not None:
-        return known  # `move_back` does what has to be done
+        return known  # `move_back` changes its state
     if result.stopped.awaits is None:
         return state.set_aside(known, result.stopped.error, time.time())
     return state.redefined(known, result.stopped.awaits, result.stopped.reached, result.rejects)
 
 
 class Apply:
-    """The query, and what is recorded after each of its batches."""
+    """Runs the query, and records the result of each batch."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class Apply:
         *,
         on_batch: OnBatch = lambda *_: None,
     ) -> None:
-        """`on_batch` is called after each batch, with what came of each table and the LSN that all have come to."""
+        """`on_batch` is called after each batch, with the results by table and the LSN of the batch's end."""
         self._spark = spark
         self._directory = directory
         self._sink = sink
@@ -110,8 +109,8 @@ class Apply:
         self._ledger = Ledger(directory, sink.keep_seconds)
         self._lake_ledger: LedgerWriter | None = None
         self._positions = SinkPositions(directory)
-        self._versions: dict[str, int] = {}  # not the ledger's: a batch may be in the tables and not in there
-        self._furthest = INVALID_LSN  # that a table was found at when it was looked at
+        self._versions: dict[str, int] = {}  # not from the ledger, which may lack a batch that the tables have
+        self._furthest = INVALID_LSN  # the greatest LSN of any table
         self._began = 0
         self.applied: Lsn = INVALID_LSN
         self._error: WalmereError | None = None
@@ -120,60 +119,62 @@ class Apply:
 
     @property
     def error(self) -> WalmereError | None:
-        """What ended the query, or its planner, which is another process; None: only Spark knows."""
+        """The error that ended the query or its planner (another process). None: there is only Spark's exception."""
         return self._error or read_error(self._planner_error)
 
     def claim(self, owner: Owner, published: Sequence[TableState], *, take_over: bool = False) -> Sink:
-        """See that the target's tables are the owner's, before anything is written. Returns the sink to write to."""
+        """Check that the target's tables belong to the owner, before anything is written. Returns the sink to use."""
         self._sink = self._sink.owned_by(owner, take_over=take_over)
         target.claim(self._sink, self._subscription, self._tables, published, take_over=take_over)
-        self._sink = self._sink.owned_by(owner)  # once: what others take over later is theirs
+        self._sink = self._sink.owned_by(owner)  # without take_over: tables that others take over later are theirs
         return self._sink
 
     def prepare(self, log_start: Lsn) -> None:
-        """Under the run's lock, before anything is received or copied: put right what does not fit together."""
+        """Compare state and target, and repair them. Call it under the run's lock, before anything is received."""
         last = self._open_ledger()
         self.applied = last.lsn if last is not None else INVALID_LSN
         needed = state.needed_from(self._tables, self.applied)
         if self._positions.repair(TARGET, needed) and needed:
             _log.warning(
-                "the position in %s/%s.json was lost or damaged; it is derived from the tables", paths.POSITIONS, TARGET
+                "the position in %s/%s.json was missing or damaged; it was derived from the states of the tables",
+                paths.POSITIONS,
+                TARGET,
             )
         behind = target.check(self._sink, self._tables, log_start)
         if behind:
             self._positions.advance(TARGET, state.needed_from(self._tables, self.applied))
-        self._take_out((each.name, found) for each, found in behind)
+        self._remove_from_points((each.name, found) for each, found in behind)
 
     def _open_ledger(self) -> Entry | None:
-        """The newest point. A ledger that cannot be read is replaced by what the lake has published of it."""
+        """The newest point. A damaged ledger is replaced by the lake's copy."""
         try:
             entries = self._ledger.open()
         except ChangeLogDamaged as error:
             entries = list(self._sink.points(self._subscription))
-            _log.warning("%s: %s; it has been made again from what the lake has published", error.doing, error.wrong)
+            _log.warning("%s: %s; it was restored from the ledger in the lake", error.doing, error.wrong)
             self._ledger.restart(entries)
         return entries[-1] if entries else None
 
-    def _take_out(self, behind: Iterable[tuple[str, Behind]]) -> None:
-        """Take tables that have lost commits out of the points that have them."""
+    def _remove_from_points(self, behind: Iterable[tuple[str, Behind]]) -> None:
+        """Remove tables that have lost commits from the points that name these commits."""
         changed = False
         for name, its in behind:
             lsn, version = (INVALID_LSN, -1) if its.found is None else (its.found.lsn, its.found.version)
             if its.found is None or its.apply_from is not None:
                 changed |= self._ledger.remove_table(name, lsn or INVALID_LSN, version)
-            else:  # what it has may be of any LSN, but its older versions are still there
+            else:  # the newest version has no known LSN, but older versions are valid
                 changed |= self._ledger.remove_table(name, MAX_LSN, version)
             self._versions.pop(name, None)
         if changed:
             self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.entries())
 
     def start(self) -> StreamingQuery:
-        """Start the query; it goes on until stopped.
+        """Start the query. It runs until stopped.
 
-        Each start has a new checkpoint. The positions of the tables say where to go on, and Spark does not write a
-        checkpoint durably: one that a crash has damaged would only be in the way.
+        Each start has a new checkpoint, because the positions of the tables say where to continue. Spark does not fsync
+        a checkpoint, and one that was damaged by a crash would make the start fail.
         """
-        # not before: until now somebody else may have been running
+        # only now, because another process may have been running before
         self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.open())
         self._error = None
         reserve_error(self._planner_error)
@@ -200,28 +201,28 @@ class Apply:
         return writer.option("checkpointLocation", str(checkpoint)).start()
 
     def record_copies(self) -> None:
-        """Without a query: enter into the ledger that the tables stand at one LSN, all of them just copied."""
+        """In a run that needed no query: write to the ledger that all tables were copied at one LSN."""
         following = [each for each in self._tables if each.follows]
         positions = {each.applied_lsn for each in following}
         if len(positions) == 1 and (lsn := positions.pop()) > self.applied:
             if any((self._sink.applied(each.table) or INVALID_LSN) > lsn for each in following):
-                return  # a crash has left it in front
+                return  # a crash has left a table ahead
             versions = {each.name: self._sink.version(each.table) for each in following}
             self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.open())
-            # when the newest of their transactions committed nobody has told: by now at the latest
+            # the commit time of the newest transaction is not known: it is before now
             self._lake_ledger.append(self._ledger.append(Entry(lsn, now(), versions, now())))
             self.applied = lsn
 
     def _keep_log(self, applied: Lsn) -> None:
-        """Retention may have what no table needs any more. A copy whose snapshot is still to come holds the line."""
+        """Record the position up to which no table needs the log any more. Not while a copy has no snapshot yet."""
         needed = state.needed_from(self._tables, applied)
         if needed:
             self._positions.advance(TARGET, needed)
 
-    def _take_versions(self, tables: Iterable[TableState], applied: Iterable[Applied]) -> dict[int, str]:
-        """Where each table stands now; only those are looked at that may have moved and did not say where to.
+    def _update_versions(self, tables: Iterable[TableState], applied: Iterable[Applied]) -> dict[int, str]:
+        """Update the version and LSN of each table. Reads the target only if a result does not have them.
 
-        Returns what is wrong with those that are not there any more.
+        Returns the errors of tables that do not exist any more, by OID.
         """
         lost: dict[int, str] = {}
         made = {result.oid: (result.version, result.lsn) for result in applied}
@@ -248,7 +249,7 @@ class Apply:
         try:
             rows = references.mapInArrow(apply, "result binary").collect()
         except Exception as error:
-            # short: Spark looks through the text with a regular expression that overflows on a long one
+            # one line only: Spark applies a regular expression to the text that overflows on long texts
             self._error = from_spark(error)
             raise self._error from None
         try:
@@ -256,27 +257,27 @@ class Apply:
             raise_first(each for each in results if isinstance(each, Failure))
             self._record(results)
         except WalmereError as error:
-            self._error = full_or(error)  # Spark would bring back its text only
+            self._error = full_or(error)  # Spark would return only its text
             raise self._error from None
         except OSError as error:
             self._error = self._disk_error(error)
             raise self._error from None
 
     def _disk_error(self, error: OSError) -> WalmereError:
-        """Of the state's disk, or else of the target's; they may be one."""
-        if shutil.disk_usage(self._directory).free < _LITTLE:
+        """The error of a full disk: that of the state directory, or else that of the target."""
+        if shutil.disk_usage(self._directory).free < _FULL_BELOW:
             return ChangeLogError(f"writing below {self._directory}", str(error), "make room or repair the disk")
-        return full_or(SinkError("writing to the target", str(error), "see that it can be written"))
+        return full_or(SinkError("writing to the target", str(error), "make the target writable"))
 
     def _record(self, results: list[Applied | Batch]) -> None:
-        """Commit what tasks have staged, and write down where each table stands."""
+        """Commit staged files, then update the states of the tables and the ledger."""
         [batch] = [result for result in results if isinstance(result, Batch)]
         tasks = [result for result in results if isinstance(result, Applied)]
         applied = commit_staged(self._sink, tasks, batch.end_lsn)
         results_of = {result.oid: result for result in applied}
         before = {oid: known for oid in batch.tables if (known := self._tables.get(oid)) is not None}
         changed = self._tables.change(
-            {oid: functools.partial(_moved, result=results_of.get(oid), end_lsn=batch.end_lsn) for oid in before}
+            {oid: functools.partial(_state_after, result=results_of.get(oid), end_lsn=batch.end_lsn) for oid in before}
         )
         behind = [
             (before[result.oid], result.stopped.behind)
@@ -286,10 +287,10 @@ class Apply:
         behind += [(before[oid], Behind(_NOT_IN_LOG, None)) for oid in batch.not_in_log if oid in before]
         if behind:
             target.move_back(self._tables, self._sink, behind, batch.log_start)
-            self._take_out((each.name, found) for each, found in behind if found.why != _NOT_IN_LOG)
-        passed_over = {each.oid for each, _ in behind}
-        changed = [each for each in changed if each.oid not in passed_over]
-        lost = self._take_versions([before[each.oid] for each in changed if each.follows], applied)
+            self._remove_from_points((each.name, found) for each, found in behind if found.why != _NOT_IN_LOG)
+        moved_back = {each.oid for each, _ in behind}
+        changed = [each for each in changed if each.oid not in moved_back]
+        lost = self._update_versions([before[each.oid] for each in changed if each.follows], applied)
         changed += self._tables.change(
             {
                 oid: functools.partial(state.copy_again, error=error)
@@ -297,14 +298,14 @@ class Apply:
                 if oid != MESSAGES_OID
             }
         )
-        self._take_out((before[oid].name, Behind(error, None)) for oid, error in lost.items())
+        self._remove_from_points((before[oid].name, Behind(error, None)) for oid, error in lost.items())
         for each in changed:
             if each.error is not None:
-                _log.warning("table %s is set aside, to be copied again: %s", each.name, each.error)
-        moved = [each for each in changed if each.follows and each.oid not in lost]
-        # a copy in front has more than the others; so may a table after a crash, if batches do not end where they did
-        if max([self._furthest, *(each.applied_lsn for each in moved)]) <= batch.end_lsn:
-            versions = {each.name: self._versions[each.name] for each in moved}
+                _log.warning("table %s is set aside and will be copied again: %s", each.name, each.error)
+        applied_tables = [each for each in changed if each.follows and each.oid not in lost]
+        # a table can be ahead of the batch: after its copy, or after a crash if batches now end at other LSNs
+        if max([self._furthest, *(each.applied_lsn for each in applied_tables)]) <= batch.end_lsn:
+            versions = {each.name: self._versions[each.name] for each in applied_tables}
             entry = self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions, self._began))
             if self._lake_ledger is not None:
                 self._lake_ledger.append(entry)

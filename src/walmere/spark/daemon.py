@@ -1,14 +1,14 @@
-"""The process that Spark's Python workers are forked from, in place of `pyspark.daemon`, with four things done before.
+"""Replaces `pyspark.daemon`, the process that Spark's Python workers are forked from. It does four things first.
 
-Spark puts its own archives first on the path of its workers, and has every task look through the path anew
-(`importlib.invalidate_caches`): each time, each worker reads the directories of these archives again, several times
-over, which is more than all the work of a small batch. Where PySpark is installed beside us they are not needed, and
-go.
+It removes Spark's own archives from the path. Each task calls `importlib.invalidate_caches`, after which each worker
+reads the directories of these archives several times. This took longer than all the work of a small batch. The
+archives are not needed if PySpark is installed beside Walmere.
 
-What a task needs is imported once, here, instead of in every worker. And then taken out of the sight of the garbage
-collector: Spark has it run after every task, over all modules there are, which took as long as a small task.
+It imports what tasks need once, instead of in every worker. It then freezes these objects: Spark runs the garbage
+collector after every task, which took as long as a small task.
 
-And on the machine of the receiver, tasks stand back behind it: what it does not take, the source has to keep.
+It lowers the priority of tasks on the machine of the receiver: what the receiver does not read in time, the source has
+to keep.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from pathlib import Path
 from typing import Final
 
 NICE: Final = "WALMERE_WORKER_NICE"
-_SPARKS_OWN: Final = re.compile(r"/(?:pyspark\.zip|py4j-[^/]*\.zip|spark-[^/]*\.jar)(?:/|$)")
+_SPARK_ARCHIVE: Final = re.compile(r"/(?:pyspark\.zip|py4j-[^/]*\.zip|spark-[^/]*\.jar)(?:/|$)")
 
 
 def without_archives(path: list[str]) -> list[str]:
     """The path without zip files and jars, if PySpark can still be found on it."""
-    lean = [place for place in path if not place.endswith((".zip", ".jar"))]
-    return lean if any(Path(place, "pyspark", "daemon.py").exists() for place in lean) else path
+    kept = [place for place in path if not place.endswith((".zip", ".jar"))]
+    return kept if any(Path(place, "pyspark", "daemon.py").exists() for place in kept) else path
 
 
 def keep_imports() -> None:
-    """Where Spark's own daemon forks the workers: have the next tasks of this one do without both.
+    """Save the same costs in the next tasks of this worker, if Spark's own daemon has forked it.
 
-    Spark's archives stay on the path, and what was read of them is kept by `zipimport`: only a new import looks at them
-    again. What was imported stays, so it is frozen once.
+    Spark's archives stay on the path, and `zipimport` keeps their directories: only a new import reads them again.
     """
     if not gc.get_freeze_count():
         gc.freeze()
-    for place in [place for place in sys.path_importer_cache if _SPARKS_OWN.search(place)]:
+    for place in [place for place in sys.path_importer_cache if _SPARK_ARCHIVE.search(place)]:
         del sys.path_importer_cache[place]
 
 
 def main() -> None:
-    """Be Spark's daemon."""
+    """Prepare the process, then run Spark's daemon in it."""
     os.nice(int(os.environ.get(NICE, "0")))
     sys.path[:] = without_archives(sys.path)
     for place in set(sys.path_importer_cache) - set(sys.path):

@@ -1,8 +1,8 @@
-"""A Delta table at one version as a DataFrame, without a jar: Spark reads the files of that version itself.
+"""A Delta table at one version as a DataFrame, without a jar.
 
-`deltalake` says which files they are, and Spark's own Parquet reader does the rest, with all that it has: columns and
-filters are pushed down, batches stay columns. A column that a file has not, being older than it, is NULL. Only files
-with deletion vectors are read by Python, in tasks, so that deleted rows stay deleted.
+`deltalake` lists the files of that version, and Spark's own Parquet reader reads them: columns and filters are pushed
+down, batches stay columnar. A column that an older file does not have is NULL. Files with deletion vectors are read by
+Python tasks, which leave out the deleted rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from walmere.sinks.delta.snapshot import Pinned
 __all__ = ["DataFrame", "SparkSession", "dataframe"]
 
 _OPTIONS: Final[Mapping[str, str]] = {
-    "__globPaths__": "false",  # a path is a path, also with a bracket in it
-    "recursiveFileLookup": "true",  # and a directory called a=b is no column
-    "datetimeRebaseMode": "CORRECTED",  # dates before 1582 are what they are
+    "__globPaths__": "false",  # brackets in a path are not patterns
+    "recursiveFileLookup": "true",  # a directory called a=b is not a partition column
+    "datetimeRebaseMode": "CORRECTED",  # dates before 1582 are not converted
 }
 
 
 def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
-    """The table, exactly: its columns in order, and its rows at that version, whenever they are read."""
+    """The columns in order, and the rows at that version, whenever they are read."""
     schema = _schema(pinned.spark_schema)
     plain, marked = pinned.files()
     parts = []
@@ -47,7 +47,7 @@ def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
 
 
 def _schema(text: str) -> StructType:
-    """Delta writes the schema of a table as Spark does; what is ours in it stays behind."""
+    """Delta has the schema in Spark's format. The metadata of its fields, which is Walmere's, is removed."""
     content: dict[str, Any] = json.loads(text)
     for field in content["fields"]:
         field["metadata"] = {}

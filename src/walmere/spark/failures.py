@@ -1,8 +1,9 @@
-"""Errors of tasks come back as values: with their class and all their fields, and without Java's stack trace.
+"""Tasks return errors as values: with their class and all their fields, and without Java's stack trace.
 
-A task whose error would be the same again, such as a value that cannot be a key, returns it at once. An error that may
-pass (a transient one, one of the target, which another executor may reach, or an unexpected one) is left to Spark's
-retries, and returned by the last of them. A task whose process was killed returns nothing: Spark reports that itself.
+A task returns an error at once if it would be the same again, such as a value that cannot be a key. After an error that
+may pass (a transient one, one of the target, which another executor may reach, or an unexpected one) Spark retries the
+task, and the last attempt returns it. A task whose process was killed returns nothing: then there is only Spark's
+exception.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Failure:
 
 
 class Failures(AccumulatorParam[list[Failure]]):
-    """An accumulator that has a failure as soon as its task has ended."""
+    """An accumulator, which has a failure as soon as its task has ended."""
 
     def zero(self, value: list[Failure]) -> list[Failure]:  # noqa: ARG002
         return []
@@ -44,14 +45,14 @@ class Failures(AccumulatorParam[list[Failure]]):
 
 
 def attempts(context: SparkContext) -> int:
-    """How often Spark tries a task."""
+    """How many times Spark runs a task that fails."""
     if local := re.fullmatch(r"local(?:\[[^,\]]+(?:,\s*(\d+))?\])?", context.master or ""):
         return int(local[1] or 1)
     return int(context.getConf().get("spark.task.maxFailures", "4"))
 
 
-def caught(tries: int, function: Callable[..., Result], *arguments: Any) -> Result | Failure:
-    """In a task: the function's result, or its error as a value. Raises what Spark should try again."""
+def result_or_failure(tries: int, function: Callable[..., Result], *arguments: Any) -> Result | Failure:
+    """In a task: the function's result, or its error as a value. Raises an error after which Spark should retry."""
     try:
         return function(*arguments)
     except WalmereError as error:
@@ -72,7 +73,7 @@ def _is_last(tries: int) -> bool:
 
 
 def raise_first(failures: Iterable[Failure]) -> None:
-    """On the driver: raise the error of a task, if there is one. A traceback goes to the log."""
+    """On the driver: raise the first error of a task, and log its traceback."""
     for failure in failures:
         if failure.traceback:
             _log.error("%s: %s\n%s", failure.error.doing, failure.error.wrong, failure.traceback)
@@ -80,8 +81,8 @@ def raise_first(failures: Iterable[Failure]) -> None:
 
 
 def from_spark(error: Exception) -> WalmereError:
-    """Of a job that failed without a word from its tasks: what Spark says, in one line."""
+    """The error of a job whose tasks returned none: the first line of Spark's exception."""
     _log.error("a job failed\n%s", error)
     java = getattr(error, "java_exception", None)
-    said = str(java.getMessage() if java is not None else error).strip()
-    return full_or(WalmereError("running a job on Spark", said.partition("\n")[0] or repr(error)), said)
+    text = str(java.getMessage() if java is not None else error).strip()
+    return full_or(WalmereError("running a job on Spark", text.partition("\n")[0] or repr(error)), text)

@@ -1,8 +1,8 @@
-"""The data source of the apply query. It imports nothing of ours until it has to.
+"""The data source of the apply query.
 
-For each query Spark starts half a dozen short-lived Python processes: to look the source up, to create it (twice), to
-plan its reading. Each imports this module, and most need no more than the names in it. Only the one that runs along
-with the query, beside the driver, plans batches.
+For each query Spark starts about six short-lived Python processes: to look up the source, to create it (twice), to plan
+the read. Each imports this module, and most need only the names in it. So all other modules of Walmere are imported
+late, by the process that plans batches beside the driver.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class _Partition(InputPartition):
 
 
 class _References(DataSourceStreamReader):
-    """References to what is to be applied, batch by batch."""
+    """References to the changes of each batch."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
-        self._known: Batches | None = None
+        self._opened: Batches | None = None
 
     @property
     def _batches(self) -> Batches:
-        if self._known is None:
+        if self._opened is None:
             from walmere.subscription.batches import Batches
 
             sink = bytes.fromhex(self._options["sink"])
-            self._known = Batches(Path(self._options["directory"]), sink, int(self._options["parallelism"]))
-        return self._known
+            self._opened = Batches(Path(self._options["directory"]), sink, int(self._options["parallelism"]))
+        return self._opened
 
     def initialOffset(self) -> dict[str, str]:
         return self._planned(lambda batches: batches.first())
@@ -53,7 +53,7 @@ class _References(DataSourceStreamReader):
         return [_Partition(pickle.dumps(each)) for each in self._planned(lambda batches: batches.plan(end))]
 
     def _planned(self, plan: Callable[[Batches], Planned]) -> Planned:
-        """What is planned. An error is written to a file for the launcher: Spark would bring back its text only."""
+        """Call the planner. Writes its error to a file for the launcher, because Spark would return only the text."""
         from walmere import paths
         from walmere.errors import WalmereError
         from walmere.storage import write_error

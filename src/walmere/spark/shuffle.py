@@ -1,4 +1,4 @@
-"""Rows of many pieces, grouped by a column. They pass through the JVM, because it shuffles and spills them."""
+"""Groups rows of many pieces by a column. The rows pass through the JVM, which shuffles and spills them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 
-from walmere.spark.failures import Failure, attempts, caught
+from walmere.spark.failures import Failure, attempts, result_or_failure
 from walmere.spark.tasks import SparkTasks
 
 
 class Piece(Protocol):
-    """Something that gives rows, in a task."""
+    """Produces rows in a task."""
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows."""
+    def rows(self) -> Iterator[pa.RecordBatch]: ...
 
 
 class SparkShuffle:
-    """Groups rows and reduces each group to few. Its jobs are cancelled with those of the tasks."""
+    """Groups rows and reduces each group. Its jobs are cancelled together with those of `tasks`."""
 
     def __init__(self, spark: SparkSession, tasks: SparkTasks) -> None:
         self._spark = spark
@@ -30,7 +29,7 @@ class SparkShuffle:
     def reduce(
         self, pieces: Sequence[Piece], schema: str, by: str, function: Callable[[pa.Table], pa.Table], reduced: str
     ) -> list[Row]:
-        """What the function makes of the rows of all pieces that have the same value in this column."""
+        """Call the function with the rows of all pieces that have the same value in column `by`."""
         context = self._spark.sparkContext
         tries = attempts(context)
         items: Any = context.parallelize([(pickle.dumps(piece),) for piece in pieces], len(pieces))
@@ -44,7 +43,7 @@ class SparkShuffle:
                 for batch in items:
                     for item in batch.column("item").to_pylist():
                         rows = pickle.loads(item).rows()  # noqa: S301
-                        while (found := caught(tries, next, rows, None)) is not None:
+                        while (found := result_or_failure(tries, next, rows, None)) is not None:
                             if isinstance(found, Failure):
                                 failures.add([found])
                                 return

@@ -1,4 +1,4 @@
-"""Work for Spark's executors: a function over items, one task each."""
+"""Runs a function over items on Spark's executors, one task per item."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from walmere.errors import WalmereError
-from walmere.spark.failures import Failure, Failures, attempts, caught, from_spark, raise_first
+from walmere.spark.failures import Failure, Failures, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.session import require_alive
 
-_LOOK: Final = 0.5
-"""Seconds between two looks at the progress of a job."""
+_POLL: Final = 0.5
+"""Seconds between two checks of the progress of a job."""
 _TREE_SIZE: Final = 64
-"""Add up this many results on the driver; more are added up by tasks first."""
+"""Add up at most this many results on the driver; if there are more, tasks add them up first."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class SparkTasks:
-    """Runs tasks. Spark retries one that fails; what it returns counts once, whichever attempt it came from."""
+    """Runs tasks. Spark retries a task that fails; the result of one attempt is used."""
 
     def __init__(self, spark: SparkSession, name: str) -> None:
-        """`name` says what the tasks do; it is a part of the tag of their jobs."""
+        """`name` says what the tasks do. It is part of the tag of their jobs."""
         self._context = spark.sparkContext
         self._name = name
         self._tags: set[str] = set()
@@ -39,7 +39,7 @@ class SparkTasks:
 
     @property
     def parallelism(self) -> int:
-        """How many tasks run at once."""
+        """How many tasks run at the same time."""
         return int(self._context.defaultParallelism)
 
     def map(
@@ -48,16 +48,16 @@ class SparkTasks:
         items: Sequence[Item],
         on_progress: Callable[[int, int], None] | None = None,
     ) -> list[Result]:
-        """The function's result for each item, in their order.
+        """The function's result for each item, in the order of the items.
 
-        `on_progress` is called now and then with how many are done, and of how many.
+        `on_progress` is called regularly with the number of finished items and of all items.
         """
         return self._run(function, items, lambda results: list(results.collect()), on_progress) if items else []
 
     def add(
         self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, on_progress: Callable[[int, int], None]
     ) -> Any:
-        """The sum of the function's results. Of very many, tasks add some up first: all of them may be too much."""
+        """The sum of the function's results. Tasks add up many results first, because the driver may lack memory."""
         if len(items) <= _TREE_SIZE:
             return sum(self.map(function, items, on_progress), zero)
         return self._run(function, items, lambda results: results.treeReduce(operator.add), on_progress)
@@ -83,9 +83,9 @@ class SparkTasks:
 
     @contextmanager
     def job(self) -> Iterator[Accumulator[list[Failure]]]:
-        """Run a job in this block. It can be cancelled, and is, as soon as a task has failed.
+        """Run a job in this block. It is cancelled as soon as a task has failed.
 
-        Raises the first of the failures that its tasks have added to what is returned.
+        Tasks add their failures to the accumulator that is returned. The first of them is raised at the end.
         """
         failures: Accumulator[list[Failure]] = self._context.accumulator([], Failures())
         tag = f"walmere-{self._name}-{uuid.uuid4().hex}"
@@ -99,7 +99,7 @@ class SparkTasks:
             raise_first(failures.value)
             raise from_spark(error) from None
         except (Py4JError, OSError) as error:
-            require_alive(seconds=_LOOK)
+            require_alive(seconds=_POLL)
             raise WalmereError("running a job on Spark", str(error) or repr(error)) from None
         finally:
             ended.set()
@@ -107,17 +107,17 @@ class SparkTasks:
             try:
                 self._context.removeJobTag(tag)
             except (Py4JError, OSError):
-                require_alive(seconds=_LOOK)
+                require_alive(seconds=_POLL)
         raise_first(failures.value)
 
     def cancel(self) -> None:
-        """Cancel the jobs that these tasks belong to, and no others; their callers get an error."""
+        """Cancel the jobs of this object. Their callers get an error."""
         for tag in list(self._tags):
             self._context.cancelJobsWithTag(tag)
 
     def _cancel_after_failure(self, tag: str, failures: Accumulator[list[Failure]], ended: threading.Event) -> None:
-        """The other tasks of a job may take hours, for nothing."""
-        while not ended.wait(_LOOK):
+        """Cancel the job after a failure, because its other tasks may take hours."""
+        while not ended.wait(_POLL):
             if failures.value:
                 self._context.cancelJobsWithTag(tag)
                 return
@@ -127,7 +127,7 @@ def _task(
     function: Callable[[Any], Any], tries: int, failures: Accumulator[list[Failure]], done: Accumulator[int]
 ) -> Callable[[Any], list[Any]]:
     def run(item: Any) -> list[Any]:
-        result = caught(tries, function, item)
+        result = result_or_failure(tries, function, item)
         if isinstance(result, Failure):
             failures.add([result])
             return []
@@ -140,5 +140,5 @@ def _task(
 def _watch_progress(
     on_progress: Callable[[int, int], None], done: Accumulator[int], count: int, ended: threading.Event
 ) -> None:
-    while not ended.wait(_LOOK):
+    while not ended.wait(_POLL):
         on_progress(done.value, count)

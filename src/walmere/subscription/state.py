@@ -17,6 +17,8 @@ and ready after the next batch.
 Sync is ahead: a table is added while apply is behind, at 300; its snapshot is at 450. Batches that end before 450 have
 nothing for it, because all of that is in the copy. The first batch that ends after 450 continues from there.
 
+`should_apply` in changelog/plan.py decides both cases.
+
 If the stream has another definition (a new column, another name) than the target, the table stops there, and the others
 continue. It **awaits** the definition: either the target adopts it in place, and the table continues from where it
 stopped, or it is copied again. Until the new copy is committed, readers see the old rows.
