@@ -98,7 +98,7 @@ def test_check_sees_what_a_run_would_meet(mirror: Mirror, here: Here, monkeypatc
     slot, position = database.slot, database.value("SELECT pg_current_wal_lsn()::text")
     eventually(lambda: not database.value("SELECT active FROM pg_replication_slots WHERE slot_name = %s", slot))
     database.rows("SELECT pg_replication_slot_advance(%s, %s)", slot, position)
-    assert "changes are missing" in problems(mirror)["change_log"].what
+    assert "there is a gap" in problems(mirror)["change_log"].what
     database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
     code, said, _ = here("check", "-c", mirror.file, "--json")
     assert code == 1

@@ -33,7 +33,7 @@ _CONNECT_TIMEOUT: Final = 5.0
 """Wait this many seconds for a master to accept a connection. Spark itself would try for more than a minute."""
 _MASTER: Final = re.compile(r"(?:spark|k8s)://(?:https?://)?([^/]+)")
 _PORTS: Final = {"spark": 7077, "k8s": 443}
-_DEFAULT_SETTINGS: Final = {
+_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     # the copy of a big table must not delay the batches of the others
     "spark.scheduler.mode": "FAIR",
@@ -65,15 +65,12 @@ def session(name: str, master: str, settings: Mapping[str, str], log: Path | Non
     os.environ.setdefault("PYSPARK_PYTHON", python)  # PySpark reads only this variable
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no other machine connects to it
-        master = re.sub(
-            r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master
-        )  # otherwise Spark would not retry tasks
+        # otherwise Spark would not retry tasks
+        master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)
     builder = SparkSession.builder.appName(f"walmere {name}").master(master)
-    defaults = (
-        {**_DEFAULT_SETTINGS, f"spark.executorEnv.{NICE}": "10"} if master.startswith("local") else _DEFAULT_SETTINGS
-    )
-    required = {"spark.pyspark.python": python, "spark.executorEnv.WALMERE_PYTHON": sys.executable}
-    for key, value in {**defaults, **required, **settings}.items():
+    defaults = {**_SETTINGS, f"spark.executorEnv.{NICE}": "10"} if master.startswith("local") else _SETTINGS
+    pythons = {"spark.pyspark.python": python, "spark.executorEnv.WALMERE_PYTHON": sys.executable}
+    for key, value in {**defaults, **pythons, **settings}.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryDirectory() as directory:
         path = log or Path(directory, "spark.log")

@@ -321,7 +321,7 @@ class _Session:
         if confirmed > durable:
             raise ChangeLogMismatch(
                 doing,
-                f"slot {name} has advanced to {confirmed}, but the change log ends at {durable}: changes are missing",
+                f"slot {name} has advanced to {confirmed}, but the change log ends at {durable}: there is a gap",
                 START_AGAIN,
             )
         with translate_errors(self._config.source, doing):

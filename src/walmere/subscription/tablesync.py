@@ -254,9 +254,8 @@ class TableSync:
             translate_errors(self._source, f"reading the definition of {known.name}"),
         ):
             catalog.set_timeouts(connection)
-            missing = table.missing_values(
-                connection, oid
-            )  # before the filenodes, so that a rewrite after it is noticed
+            # before the filenodes, so that a rewrite after it is noticed
+            missing = table.missing_values(connection, oid)
             described, types = look(connection, self._source, oid, self._gather)
         self._tables.add_types(types)
         now = self._definition(described)
