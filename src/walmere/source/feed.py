@@ -167,16 +167,16 @@ class Feed:
     def _require_same_publications(self) -> None:
         """Refuse a log that was received from other publications: it would lack changes for one of the queries."""
         source, directory = self._publisher.source, self._config.subscription.directory
-        marker, ours = directory / paths.FEED, {"publications": sorted(source.publications)}
+        marker, wanted = directory / paths.FEED, {"publications": sorted(source.publications)}
         doing = f"receiving through slot {source.slot} into {directory}"
         if marker.exists():
-            hint = f"write {json.dumps(ours)} into it, if these were received there; or give another directory"
-            theirs = read_json(marker, lambda content: {"publications": sorted(content["publications"])}, hint)
-            if theirs != ours:
+            hint = f"write {json.dumps(wanted)} into it, if these were received there; or give another directory"
+            found = read_json(marker, lambda content: {"publications": sorted(content["publications"])}, hint)
+            if found != wanted:
                 raise ConfigError(
                     doing,
-                    f"the change log there was received from publications {', '.join(theirs['publications'])},"
-                    f" not from {', '.join(ours['publications'])}",
+                    f"the change log there was received from publications {', '.join(found['publications'])},"
+                    f" not from {', '.join(wanted['publications'])}",
                     "give the same publications, or another slot and directory",
                 )
         elif (self._config.changelog / NAME).exists():
@@ -187,7 +187,7 @@ class Feed:
             )
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            write_durably(marker, json.dumps(ours))
+            write_durably(marker, json.dumps(wanted))
 
     def _run(self, until: Lsn | None) -> None:
         try:

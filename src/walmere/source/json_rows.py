@@ -51,16 +51,16 @@ class JsonRows:
         fields = [SCHEMA.field(name) for name in self.wanted or SCHEMA.names]
         wanted = {each.name for each in fields}
         codecs = [codec(each.type_oid, each.type_modifier, self.types) for each in relation.columns]
-        made = _Objects(codecs, DecodedRows(messages, relation, streamed))
+        objects = _Objects(codecs, DecodedRows(messages, relation, streamed))
         count = messages.num_rows
         arrays = {
             "_schema": pa.repeat(relation.namespace or "pg_catalog", count),
             "_table": pa.repeat(relation.name, count),
             **{name: change_column(name, messages) for name in CHANGE_NAMES},
-            "row": made.row() if "row" in wanted else None,
-            "before": made.before() if "before" in wanted else None,
+            "row": objects.row() if "row" in wanted else None,
+            "before": objects.before() if "before" in wanted else None,
         }
-        arrays["_rejects"] = made.rejects()
+        arrays["_rejects"] = objects.rejects()
         return pa.RecordBatch.from_arrays([arrays[each.name] for each in fields], schema=pa.schema(fields))
 
 
@@ -108,8 +108,8 @@ class _Objects:
             return pa.nulls(len(text), pa.string())
         name = self._columns[place].name
         value = self._rejected.keep(prefix + name, text, json_text(self._codecs[place], text))
-        made = joined(f",{json.dumps(name, ensure_ascii=False)}:", value)
-        return made if absent is None or not absent.any() else without(made, absent)
+        member = joined(f",{json.dumps(name, ensure_ascii=False)}:", value)
+        return member if absent is None or not absent.any() else without(member, absent)
 
 
 def _object(members: Sequence[pa.Array], count: int) -> pa.Array:

@@ -65,7 +65,7 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
             "option directory is missing",
             'give option("directory", "…") of a subscription; or dsn, publications and slot, to receive by itself',
         )
-    made = SourceOptions(
+    options = SourceOptions(
         Path(directory).expanduser() if directory else None,
         _table(values["table"]) if "table" in values else None,
         _list(values.get("columns", "")),
@@ -78,9 +78,9 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
         _size(values["maxBytesPerTrigger"]) if "maxBytesPerTrigger" in values else None,
         _flag("availableNow", values.get("availableNow", "true")),
     )
-    if made.ending is not None and isinstance(made.starting, Lsn) and made.starting > made.ending:
-        raise _error(f"startingLsn {made.starting} is after endingLsn {made.ending}", "correct one of them")
-    return made
+    if options.ending is not None and isinstance(options.starting, Lsn) and options.starting > options.ending:
+        raise _error(f"startingLsn {options.starting} is after endingLsn {options.ending}", "correct one of them")
+    return options
 
 
 def default_directory(slot: str) -> Path:

@@ -127,11 +127,13 @@ class StreamQuery:
 
     def _lsn(self, offset: Mapping[str, str]) -> Lsn:
         """The LSN of an offset. Refuses one of another log, and one after the log's end: rows would be missed."""
-        lsn, system, ours = Lsn.parse(offset["lsn"]), offset["system"], self._planner.system_identifier
+        lsn, system, log_system = Lsn.parse(offset["lsn"]), offset["system"], self._planner.system_identifier
         doing = f"continuing from a checkpoint at {lsn} with the change log in {self._log.changelog}"
         new_checkpoint = "start the query with a new checkpoint"
-        if system != ours:
-            raise ChangeLogMismatch(doing, f"the checkpoint is of system {system}, the log of {ours}", new_checkpoint)
+        if system != log_system:
+            raise ChangeLogMismatch(
+                doing, f"the checkpoint is of system {system}, the log of {log_system}", new_checkpoint
+            )
         log_end, starting = self._planner.end_lsn, self._log.options.starting
         if lsn > log_end and lsn != starting:
             hint = f"start the query again when the log has reached {lsn}; if the log was replaced, {new_checkpoint}"

@@ -54,17 +54,17 @@ class TableRows:
         """The rows of messages of one definition. Columns of an older definition are found by name."""
         schema = self.schema()
         fields = [schema.field(name) for name in self.wanted or schema.names]
-        made = _Typed(self.codecs, DecodedRows(messages, relation, streamed))
+        columns = _TypedColumns(self.codecs, DecodedRows(messages, relation, streamed))
         arrays = {
-            each.name: change_column(each.name, messages) if each.name in CHANGE_NAMES else made.column(each)
+            each.name: change_column(each.name, messages) if each.name in CHANGE_NAMES else columns.column(each)
             for each in fields
             if each.name != "_rejects"  # filled by the others
         }
-        arrays["_rejects"] = made.rejects()
+        arrays["_rejects"] = columns.rejects()
         return pa.RecordBatch.from_arrays([arrays[each.name] for each in fields], schema=pa.schema(fields))
 
 
-class _Typed:
+class _TypedColumns:
     """The columns of one batch, decoded on request."""
 
     def __init__(self, codecs: Mapping[str, Codec], decoded: DecodedRows) -> None:
@@ -78,14 +78,14 @@ class _Typed:
     def column(self, field: pa.Field) -> pa.Array:
         match field.name:
             case "_before":
-                made = self._before(field.type)
+                array = self._before(field.type)
             case "_unchanged":
-                made = self._unchanged(field.type)
+                array = self._unchanged(field.type)
             case name if name in self._places:
-                made = self._cast(name, name, self._decoded.current(self._places[name]).text)
+                array = self._cast(name, name, self._decoded.current(self._places[name]).text)
             case _:
-                made = pa.nulls(self._count, field.type)
-        return self._decoded.spread(made)
+                array = pa.nulls(self._count, field.type)
+        return self._decoded.spread(array)
 
     def rejects(self) -> pa.Array:
         return self._decoded.spread(self._rejected.maps())

@@ -225,13 +225,13 @@ class Apply:
         Returns the errors of tables that do not exist any more, by OID.
         """
         lost: dict[int, str] = {}
-        made = {result.oid: (result.version, result.lsn) for result in applied}
+        committed = {result.oid: (result.version, result.lsn) for result in applied}
         for each in tables:
-            version, lsn = made.get(each.oid, (None, None))
+            version, lsn = committed.get(each.oid, (None, None))
             if version is not None:
                 self._versions[each.name] = version
                 self._furthest = max(self._furthest, lsn or INVALID_LSN)
-            elif each.oid in made or each.phase is Phase.FINISHED_COPY or each.name not in self._versions:
+            elif each.oid in committed or each.phase is Phase.FINISHED_COPY or each.name not in self._versions:
                 try:
                     self._versions[each.name] = self._sink.version(each.table)
                     self._furthest = max(self._furthest, self._sink.applied(each.table) or INVALID_LSN)

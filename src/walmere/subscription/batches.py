@@ -86,12 +86,12 @@ class Batches:
             for each in following
             for relation in each.relations
         }
-        made = self._planner.plan(positions, end_lsn, owners)
-        batch = Batch(end_lsn, made.commit_time, tuple(each.oid for each in behind), log_start, tuple(not_in_log))
+        plan = self._planner.plan(positions, end_lsn, owners)
+        batch = Batch(end_lsn, plan.commit_time, tuple(each.oid for each in behind), log_start, tuple(not_in_log))
         work: list[ApplyJob | Batch] = [batch]
-        for oid, refs in made.blocks.items():
+        for oid, refs in plan.blocks.items():
             used = {(ref.block.relation, ref.version) for ref in refs}
-            versions = {number: made.definitions[number] for number in used if number in made.definitions}
+            versions = {number: plan.definitions[number] for number in used if number in plan.definitions}
             known = tables[oid]
             definition = known.definition
             shape = Shape(known.table, ()) if definition is None else definition.shape(known.table)

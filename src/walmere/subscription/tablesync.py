@@ -273,10 +273,10 @@ class TableSync:
         slot = snapshot.slot_name(self._subscription, known.oid, system.identifier)
         self._start(known)  # from now on, the log keeps changes that the snapshot may not have
         self.read_rows.discard(known.oid)
-        with self._exported(slot) as made:
-            self._start(known, made.lsn)
+        with self._exported(slot) as exported:
+            self._start(known, exported.lsn)
             with (
-                snapshot.imported(source, slot, made) as connection,
+                snapshot.imported(source, slot, exported) as connection,
                 translate_errors(source, f"reading the definition of {known.name}"),
             ):
                 catalog.set_timeouts(connection)
@@ -287,18 +287,18 @@ class TableSync:
             codecs = codecs_of(described, types)
             schema = schema_of(described, codecs)
             self._sink.create(known.table, schema)
-            if (target_lsn := self._sink.applied(known.table)) is not None and target_lsn > made.lsn:
+            if (target_lsn := self._sink.applied(known.table)) is not None and target_lsn > exported.lsn:
                 raise SinkMismatch(
                     f"copying {known.name}",
-                    f"the target's table is at LSN {target_lsn}, but the source is only at {made.lsn}",
+                    f"the target's table is at LSN {target_lsn}, but the source is only at {exported.lsn}",
                     "the table was written from another source, or the source was restored from a backup:"
                     " move the target's table to another directory",
                 )
             self.read_rows.add(known.oid)
             pieces = table.ranges(described, self._tasks.parallelism)
-            work = [CopyTask(source, made, described, piece, codecs, self._sink) for piece in pieces]
+            work = [CopyTask(source, exported, described, piece, codecs, self._sink) for piece in pieces]
             copied: list[Copied] = self._tasks.map(copy_piece, work)
-        self._commit(known.table, described, schema, copied, made.lsn)
+        self._commit(known.table, described, schema, copied, exported.lsn)
 
     @contextmanager
     def _exported(self, slot: str) -> Iterator[Snapshot]:
@@ -309,8 +309,8 @@ class TableSync:
             self._making_slots.add(connection)
 
         try:
-            with snapshot.exported(self._source, slot, cancellable) as made:
-                yield made
+            with snapshot.exported(self._source, slot, cancellable) as exported:
+                yield exported
         finally:
             self._making_slots.difference_update(opened)
 
