@@ -133,6 +133,15 @@ def test_what_a_task_imports_needs_neither_the_source_nor_its_drivers(module: st
         assert "pyspark" not in loaded
 
 
+@pytest.mark.parametrize("module", ["source_text", "pg_text", "fingerprint", "rows"])
+def test_what_verify_compares_with_uses_no_codec(module: str) -> None:
+    """Otherwise a wrong cast would be wrong on both sides, and equal."""
+    code = f"import sys, walmere.verify.{module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert f"walmere.verify.{module}" in loaded
+    assert not [each for each in loaded if each.startswith("walmere.types")]
+
+
 def test_the_picture_in_the_architecture_is_up_to_date() -> None:
     text = (ROOT.parents[1] / "ARCHITECTURE.md").read_text()
     assert f"```mermaid\n{mermaid()}\n```" in text, "put in what `python scripts/import_graph.py` prints"

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from walmere.verify.fingerprint import Fingerprint, RowLayout, buckets_for, fingerprint, nothing, rows_of
-from walmere.verify.rows import SOURCE, TARGET, compare, gather
+from walmere.verify.fingerprint import Fingerprint, RowLayout, Side, buckets_for, empty, fingerprint, rows_of
+from walmere.verify.rows import compare, gather
+from walmere.verify.source_text import source_schema
 
 SCHEMA = pa.schema(
     [
@@ -48,7 +49,24 @@ def table(*rows: dict[str, Any]) -> pa.Table:
 
 
 def of(rows: pa.Table, *key: str, buckets: int = 16, size: int | None = None) -> Fingerprint:
-    return fingerprint(RowLayout(rows.schema, key, buckets), rows.to_batches(size))
+    return fingerprint(RowLayout(rows.schema, key, buckets), Side.TARGET, rows.to_batches(size))
+
+
+def as_text(rows: pa.Table) -> pa.RecordBatch:
+    """These rows as the source has them."""
+    lists = {(): "{}", ("a",): "{a}"}
+    columns = {
+        "row": [str(value).removesuffix(".0") for value in rows["row"].to_pylist()],
+        "seen": ["2026-01-01 00:00:00+00"] * len(rows),
+        "body": ["\\x00"] * len(rows),
+        "list": [None if value is None else lists[tuple(value)] for value in rows["list"].to_pylist()],
+        "map": ['"k"=>"v"'] * len(rows),
+        'we"ird': ["t"] * len(rows),
+    }
+    texts = [columns.get(name) or [str(value) for value in rows[name].to_pylist()] for name in rows.column_names]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(each, pa.large_string()) for each in texts], schema=source_schema(len(texts))
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +102,7 @@ def test_order_and_pieces_do_not_matter_but_numbers_do() -> None:
     assert len(whole.differing(twice)) == 1
     even = of(pa.concat_tables([rows, rows.slice(3, 1), rows.slice(3, 1)]), "id")
     assert len(whole.differing(even)) == 1, "an even number too many does not cancel out"
-    assert not len(nothing(16).differing(of(rows.slice(0, 0), "id")))
+    assert not len(empty(16).differing(of(rows.slice(0, 0), "id")))
 
 
 def test_values_that_changed_their_places_are_seen() -> None:
@@ -104,8 +122,8 @@ def test_of_a_bucket_that_differs_each_row_is_named_with_its_columns() -> None:
     layout = RowLayout(SCHEMA, ("id",), 16)
     differing = of(here, "id").differing(of(there, "id"))
     both = pa.concat_tables(
-        pa.Table.from_batches(rows_of(layout, rows.to_batches(), side, differing, texts=True))
-        for rows, side in ((here, SOURCE), (there, TARGET))
+        pa.Table.from_batches(rows_of(layout, side, batches, differing, texts=True))
+        for side, batches in ((Side.SOURCE, [as_text(here)]), (Side.TARGET, there.to_batches()))
     )
 
     class Row:
@@ -133,7 +151,7 @@ def test_values_exchanged_between_two_rows_are_seen_however_alike_they_are() -> 
     schema = pa.schema([("pair", pa.int64()), ("id", pa.int64()), ("flag", pa.bool_())])
     layout = RowLayout(schema, ("pair",), 1 << 20)
     one, other = (
-        fingerprint(layout, pa.table([pair, ids, np.tile(flags, pairs)], schema=schema).to_batches())
+        fingerprint(layout, Side.TARGET, pa.table([pair, ids, np.tile(flags, pairs)], schema=schema).to_batches())
         for flags in ([True, False], [False, True])
     )
     there = one.rows > 0

@@ -1,22 +1,22 @@
-"""Fingerprints: what is left of any number of rows, in whatever order they come, so that two sides can be compared.
+"""Fingerprints: a small summary of any number of rows, in any order, by which the two sides are compared.
 
-The rows of a table are divided among **buckets** by a hash of their key. Of each bucket a fingerprint has the number of
-rows and the sum of their hashes: rows may come in any order and in any number of pieces, and a row that is there twice
-counts twice. Buckets that agree hold the same rows, but for one chance in 2^64 each. Of those that do not, the rows
-themselves are looked at, and a bucket holds few enough of them.
+The rows of a table are divided among **buckets** by a hash of their key. For each bucket, a fingerprint has the number
+of rows and the sum of their hashes. So rows may come in any order and in any number of pieces, and a row that exists
+twice counts twice. Buckets that agree hold the same rows (the chance that one does not is 1 in 2^64). The rows of the
+other buckets are read again and compared; there are few rows in a bucket.
 
-DuckDB computes it, by whole columns and with nothing in memory but the batch at hand: twenty million rows a second, so
-that comparing costs hardly more than reading. Equal means the same bits, and NULL equals NULL. DuckDB takes 0.0 and
--0.0 for the same, so floats go by their bits here; and an empty list for NULL, so of lists their length counts as well.
+The source gives text and the target gives values: `pg_text` says how the two are compared. DuckDB computes it, on whole
+columns, with one batch in memory at a time. Equal means the same text or the same bits, and NULL equals NULL.
 
-To DuckDB the columns are c0, c1, …, whatever their names: it does not tell capitals apart, and a table may have a
-column that is called as one of ours.
+In DuckDB the columns are c0, c1, …, and what is compared of them v0, v1, …: DuckDB ignores case in names, and a table
+may have a column with a name that is used here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 
 import duckdb
@@ -24,55 +24,70 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-ROWS: Final = 16_384
-"""In a bucket, about."""
+from walmere.verify.pg_text import hash_terms, source_value, target_value
+
+BUCKET_ROWS: Final = 16_384
+"""About this many rows in a bucket."""
 _FEWEST, _MOST = 16, 65_536
 
 DIFFERENT_ROWS: Final = (
     "bucket int, side int, name array<string>, row bigint, copies bigint, columns array<bigint>, texts array<string>"
 )
-"""What `rows_of` gives, in Spark's words."""
+"""The columns of `rows_of`, as Spark's DDL."""
+
+
+class Side(IntEnum):
+    """Where rows come from."""
+
+    SOURCE = 0  # columns of text: `source_text.read`
+    TARGET = 1  # columns of the target's types
 
 
 def buckets_for(rows: int) -> int:
-    """How many, for about so many rows."""
-    return min(max(1 << (rows // ROWS).bit_length(), _FEWEST), _MOST)
+    """The number of buckets for about this many rows."""
+    return min(max(1 << (rows // BUCKET_ROWS).bit_length(), _FEWEST), _MOST)
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """How the rows of a table are hashed: the same on both sides."""
+    """What is hashed of the rows of a table: the same on both sides."""
 
-    schema: pa.Schema
-    key: tuple[str, ...]  # none: whole rows are compared, as a multiset
+    schema: pa.Schema  # the target's
+    key: tuple[str, ...]  # empty: whole rows are compared, as a multiset
     buckets: int
+    delimiters: tuple[str, ...] = ()  # of each column, those of arrays; () or "": commas
+
+    def values(self, side: Side) -> str:
+        """What is compared of each column, as v0, v1, …: a SELECT list over c0, c1, …"""
+        return ", ".join(f"{self._value(side, place)} AS v{place}" for place in range(len(self.schema)))
+
+    def _value(self, side: Side, place: int) -> str:
+        column, kind = f"c{place}", self.schema.field(place).type
+        if side is Side.SOURCE:
+            return source_value(column, kind)
+        return target_value(column, kind, self.delimiters[place] if self.delimiters else "")
 
     @property
     def bucket(self) -> str:
-        """In DuckDB's SQL."""
+        """A row's bucket, in DuckDB's SQL."""
         return f"{self.hash(self.key or self.schema.names)} & {self.buckets - 1}"
 
     def hash(self, columns: Sequence[str]) -> str:
         """Of these columns. Twice: DuckDB joins them by XOR, and sums of that may miss values that were exchanged."""
-        return f"hash(hash({', '.join(term for name in columns for term in self._terms(name))}))"
+        terms = [term for name in columns for term in self._terms(self.schema.names.index(name))]
+        return f"hash(hash({', '.join(terms)}))"
 
-    def _terms(self, name: str) -> Iterator[str]:
-        place = self.schema.names.index(name)
-        kind = self.schema.field(place).type
-        yield f"c{place}"
-        if pa.types.is_nested(kind):
-            length = f"cardinality(c{place})" if pa.types.is_map(kind) else f"len(c{place})"
-            yield f"CASE WHEN c{place} IS NULL THEN -1 ELSE {length}::BIGINT END"
+    def _terms(self, place: int) -> Iterator[str]:
+        return hash_terms(f"v{place}", self.schema.field(place).type)
 
     def text(self, name: str) -> str:
-        """What people see of a column."""
-        place = self.schema.names.index(name)
-        return f"{'f' if pa.types.is_floating(self.schema.field(place).type) else 'c'}{place}::VARCHAR"
+        """A column's value as text."""
+        return f"v{self.schema.names.index(name)}::VARCHAR"
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Of one side, or a piece of it."""
+    """Of one side, or of a piece of it."""
 
     rows: NDArray[np.int64]
     low: NDArray[np.uint64]  # sums of the lower halves of all hashes
@@ -91,84 +106,78 @@ class Fingerprint:
         return np.flatnonzero((self.rows != other.rows) | (self.low != other.low) | (self.high != other.high))
 
 
-def nothing(buckets: int) -> Fingerprint:
+def empty(buckets: int) -> Fingerprint:
     """The fingerprint of no rows."""
     return Fingerprint(np.zeros(buckets, np.int64), np.zeros(buckets, np.uint64), np.zeros(buckets, np.uint64))
 
 
-def fingerprint(layout: RowLayout, batches: Iterable[pa.RecordBatch], where: str = "true") -> Fingerprint:
-    """Of all these rows."""
-    found = query(
-        layout,
-        batches,
-        f"SELECT {layout.bucket} AS bucket, {layout.hash(layout.schema.names)} AS h FROM rows WHERE {where}",
-        "SELECT bucket, count(*) AS n, sum(h & 4294967295)::UBIGINT AS low, sum(h >> 32)::UBIGINT AS high"
-        " FROM hashed GROUP BY bucket",
-    ).to_arrow_table()
-    made = nothing(layout.buckets)
-    at = found["bucket"].to_numpy().astype(np.intp)
+def fingerprint(layout: RowLayout, side: Side, batches: Iterable[pa.RecordBatch], where: str = "true") -> Fingerprint:
+    """Of all these rows. `where`: a condition on c0, c1, …"""
+    found = register(layout.schema, side, batches).sql(
+        f"WITH compared AS (SELECT {layout.values(side)} FROM rows WHERE {where}),"
+        f" hashed AS (SELECT {layout.bucket} AS bucket, {layout.hash(layout.schema.names)} AS h FROM compared)"
+        " SELECT bucket, count(*) AS n, sum(h & 4294967295)::UBIGINT AS low, sum(h >> 32)::UBIGINT AS high"
+        " FROM hashed GROUP BY bucket"
+    )
+    columns = found.to_arrow_table()
+    made = empty(layout.buckets)
+    places = columns["bucket"].to_numpy().astype(np.intp)
     for into, name in ((made.rows, "n"), (made.low, "low"), (made.high, "high")):
-        into[at] = found[name].to_numpy()
+        into[places] = columns[name].to_numpy()
     return made
 
 
 def rows_of(
     layout: RowLayout,
+    side: Side,
     batches: Iterable[pa.RecordBatch],
-    side: int,
     differing: NDArray[np.intp],
     *,
     texts: bool,
     where: str = "true",
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of these buckets as DIFFERENT_ROWS: what they are called, and hashes of the whole and of each column."""
-    wanted = pa.table({"bucket": pa.array(differing, pa.uint64())})
+    """The rows of these buckets as DIFFERENT_ROWS: the key as text, and hashes of the row and of each column.
+
+    `texts`: with all values as text.
+    """
     names = layout.schema.names
     name = ", ".join(map(layout.text, layout.key)) or "row::VARCHAR"
     columns = ", ".join(f"{layout.hash([each])} >> 1" for each in names)
     shown = ", ".join(map(layout.text, names)) if texts else ""
-    hashed = f"SELECT *, {layout.bucket} AS bucket, ({layout.hash(names)} >> 1)::BIGINT AS row FROM rows WHERE {where}"
-    found = query(
-        layout,
-        batches,
-        hashed,
-        # equal rows as one: of a table without a key there may be any number
-        f"SELECT bucket::INTEGER AS bucket, {side}::INTEGER AS side, [{name}]::VARCHAR[] AS name, row,"
+    connection = register(layout.schema, side, batches)
+    connection.register("wanted", pa.table({"bucket": pa.array(differing, pa.uint64())}))
+    found = connection.sql(
+        f"WITH compared AS (SELECT {layout.values(side)} FROM rows WHERE {where}),"
+        f" hashed AS (SELECT *, {layout.bucket} AS bucket, ({layout.hash(names)} >> 1)::BIGINT AS row FROM compared)"
+        # equal rows as one: a table without a key may have any number of them
+        f" SELECT bucket::INTEGER AS bucket, {side.value}::INTEGER AS side, [{name}]::VARCHAR[] AS name, row,"
         f" count(*) AS copies, any_value([{columns}]::BIGINT[]) AS columns, any_value([{shown}]::VARCHAR[]) AS texts"
-        " FROM hashed WHERE bucket IN (SELECT bucket FROM wanted) GROUP BY ALL",
-        wanted=wanted,
+        " FROM hashed WHERE bucket IN (SELECT bucket FROM wanted) GROUP BY ALL"
     )
     yield from found.to_arrow_reader(10_000)
 
 
-def query(layout: RowLayout, batches: Iterable[pa.RecordBatch], hashed: str, sql: str, **tables: pa.Table) -> Any:
-    """Run DuckDB's SQL over `hashed`, which is made of `rows`: one pass, with one batch in memory at a time."""
-    connection = duckdb.connect(config={"threads": 1})
-    floats = [place for place, field in enumerate(layout.schema) if pa.types.is_floating(field.type)]
-    schema = pa.schema(
-        [(f"c{place}", _plain(field.type)) for place, field in enumerate(layout.schema)]
-        + [(f"f{place}", layout.schema.field(place).type) for place in floats]
-    )
+def register(target: pa.Schema, side: Side, batches: Iterable[pa.RecordBatch]) -> Any:
+    """A connection of DuckDB with the table `rows`, which can be read once, one batch at a time."""
+    kinds = [pa.large_string()] * len(target) if side is Side.SOURCE else [_without_zone(kind) for kind in target.types]
+    schema = pa.schema([(f"c{place}", kind) for place, kind in enumerate(kinds)])
     rows = (
         pa.RecordBatch.from_arrays(
-            [*map(_view, batch.columns), *(batch.column(place) for place in floats)], schema=schema
+            [
+                column if column.type == kind else column.cast(kind)
+                for column, kind in zip(batch.columns, kinds, strict=True)
+            ],
+            schema=schema,
         )
         for batch in batches
     )
+    connection = duckdb.connect(config={"threads": 1})
     connection.register("rows", pa.RecordBatchReader.from_batches(schema, rows))
-    for name, table in tables.items():
-        connection.register(name, table)
-    return connection.sql(f"WITH hashed AS ({hashed}) {sql}")
+    return connection
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_float64(kind):
-        return pa.int64()
-    if pa.types.is_float32(kind):
-        return pa.int32()
-    return pa.timestamp("us") if pa.types.is_timestamp(kind) else kind
-
-
-def _view(column: pa.Array) -> pa.Array:
-    kind = _plain(column.type)
-    return column if kind.equals(column.type) else column.view(kind)
+def _without_zone(kind: pa.DataType) -> pa.DataType:
+    """DuckDB would write a timestamp with a zone in the zone of this machine. All of ours are UTC."""
+    if pa.types.is_list(kind):
+        return pa.list_(_without_zone(kind.value_type))
+    return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind

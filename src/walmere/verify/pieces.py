@@ -1,9 +1,10 @@
 """The two sides of a table, in pieces: ranges of its pages at the source, files in the target.
 
-A piece goes to a task, which reads it and returns a fingerprint, or, in a second look, the rows of some buckets. From
-the source the rows come as a copy's do: by COPY, in the snapshot, through the same casts. What the target's type cannot
-hold is NULL on both sides, then; that its text stands among the table's rejects is seen to separately. By the text
-alone: a row may have got another key since, and a column another name.
+A piece goes to a task, which reads it and returns a fingerprint. If the sides differ, it is read again for the rows of
+the buckets that differ. The source's rows come by COPY, in the snapshot, and stay text (`source_text`).
+
+A value that the target's type cannot hold is NULL on both sides. `verify` also checks that its text is in the table's
+rejects, but not for which row: since then the row may have got another key, and the column another name.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from walmere.apply.rejects import Rejects
+from walmere.apply.rejects import rejected_key
+from walmere.publisher import copy, table
 from walmere.sinks.base import Sink
-from walmere.subscription.tablesync import CopyTask, copied_rows
-from walmere.verify.fingerprint import Fingerprint, RowLayout, fingerprint, nothing, rows_of
+from walmere.subscription.tablesync import CopyTask
+from walmere.verify import source_text
+from walmere.verify.fingerprint import Fingerprint, RowLayout, Side, empty, fingerprint, rows_of
 from walmere.verify.point import APPLICATION
-from walmere.verify.rows import SOURCE, TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Counted:
 
     source: Fingerprint
     target: Fingerprint
-    rejects: frozenset[str] = frozenset()  # the different texts that the source's rows have, and the target cannot
+    rejects: frozenset[str] = frozenset()  # the distinct texts of the source that the target cannot hold
 
     def __add__(self, other: Counted) -> Counted:
         return Counted(self.source + other.source, self.target + other.target, self.rejects | other.rejects)
@@ -46,21 +48,25 @@ class SourcePiece:
 
     def count(self) -> Counted:
         """Runs in a Spark task."""
-        rejects = Rejects(self.task.table.key)
-        texts: set[str] = set()
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            for batch in copied_rows(self.task, rejects, self.where, APPLICATION):
-                texts.update(rejects.texts())
-                yield batch
-
-        found = fingerprint(self.layout, batches())
-        return Counted(found, nothing(self.layout.buckets), frozenset(texts))
+        rejects: set[str] = set()
+        found = fingerprint(self.layout, Side.SOURCE, self._batches(rejects))
+        return Counted(found, empty(self.layout.buckets), frozenset(rejects))
 
     def rows(self, differing: NDArray[np.intp], texts: bool) -> Iterator[pa.RecordBatch]:
         """Runs in a Spark task."""
-        batches = copied_rows(self.task, Rejects(self.task.table.key), self.where, APPLICATION)
-        return rows_of(self.layout, batches, SOURCE, differing, texts=texts)
+        return rows_of(self.layout, Side.SOURCE, self._batches(set()), differing, texts=texts)
+
+    def _batches(self, rejects: set[str]) -> Iterator[pa.RecordBatch]:
+        """The rows as text. Adds to `rejects` what the target cannot hold."""
+        task, schema = self.task, self.layout.schema
+        command = table.copy_command(task.table, task.piece, self.where)
+        for data in copy.copy_out(task.source, APPLICATION, task.snapshot, command, task.piece.part):
+            found = source_text.read(data, schema)
+            for place, texts in found.rejected.items():
+                if (name := schema.names[place]) in task.table.key:
+                    raise rejected_key(name)
+                rejects.update(text.decode(errors="replace") for text in texts.unique().to_pylist())
+            yield found.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +80,18 @@ class TargetPiece:
 
     def count(self) -> Counted:
         """Runs in a Spark task."""
-        found = fingerprint(self.layout, self.sink.read(self.piece), self.where)
-        return Counted(nothing(self.layout.buckets), found)
+        found = fingerprint(self.layout, Side.TARGET, self.sink.read(self.piece), self.where)
+        return Counted(empty(self.layout.buckets), found)
 
     def rows(self, differing: NDArray[np.intp], texts: bool) -> Iterator[pa.RecordBatch]:
         """Runs in a Spark task."""
-        return rows_of(self.layout, self.sink.read(self.piece), TARGET, differing, texts=texts, where=self.where)
+        batches = self.sink.read(self.piece)
+        return rows_of(self.layout, Side.TARGET, batches, differing, texts=texts, where=self.where)
 
 
 @dataclass(frozen=True, slots=True)
 class DifferingRows:
-    """The rows of a piece that are of these buckets: a piece for the shuffle."""
+    """The rows of a piece that are in these buckets: a piece for the shuffle."""
 
     piece: SourcePiece | TargetPiece
     differing: NDArray[np.intp]

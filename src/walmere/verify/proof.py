@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -29,9 +29,11 @@ from walmere.publisher.table import Part, Range, Table
 from walmere.sinks.base import Sink, TableScan
 from walmere.subscription.state import TableState
 from walmere.subscription.tablesync import CopyTask, Tasks, codecs_of, look, schema_of
+from walmere.types import PgType, TypType
+from walmere.types.builtin import BUILT_IN
 from walmere.verify import rows as row_by_row
 from walmere.verify import sample
-from walmere.verify.fingerprint import DIFFERENT_ROWS, RowLayout, buckets_for, nothing
+from walmere.verify.fingerprint import DIFFERENT_ROWS, RowLayout, buckets_for, empty
 from walmere.verify.pieces import Counted, DifferingRows, SourcePiece, TargetPiece, count
 from walmere.verify.point import APPLICATION, ConsistentPoint
 from walmere.verify.rows import Difference
@@ -133,6 +135,14 @@ OnProgress = Callable[[str, int, int], None]
 OnVerdict = Callable[[Verdict], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _SourceTable:
+    """A table at the source."""
+
+    task: CopyTask  # to read all of it
+    delimiters: tuple[str, ...]  # of each column, those of arrays
+
+
 class Prover:
     """Compares tables at one point."""
 
@@ -177,10 +187,10 @@ class Prover:
                 raise
         return Proof(self._point.lsn, tuple(verdicts))
 
-    def _describe(self, tables: Sequence[TableState], gather: bool) -> list[CopyTask | WalmereError]:
-        """What each table is at the source, as work for a copy of all of it; or why that cannot be said."""
+    def _describe(self, tables: Sequence[TableState], gather: bool) -> list[_SourceTable | WalmereError]:
+        """Each table as it is at the source; or the error that kept us from reading its description."""
         source, made = self._source, self._point.snapshot
-        found: list[CopyTask | WalmereError] = []
+        found: list[_SourceTable | WalmereError] = []
         with snapshot.imported(source, APPLICATION, made) as connection:
             for known in tables:
                 try:
@@ -189,17 +199,19 @@ class Prover:
                         described, types = look(connection, source, known.oid, gather)
                     _require_same(known, described)
                     whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
-                    found.append(CopyTask(source, made, described, whole, codecs_of(described, types), self._sink))
+                    task = CopyTask(source, made, described, whole, codecs_of(described, types), self._sink)
+                    delimiters = tuple(_delimiters(column.type_oid, types) for column in described.columns)
+                    found.append(_SourceTable(task, delimiters))
                 except WalmereError as error:
                     found.append(error)
         return found
 
-    def _verdict(self, known: TableState, work: CopyTask | WalmereError) -> Verdict:
+    def _verdict(self, known: TableState, source: _SourceTable | WalmereError) -> Verdict:
         began = time.monotonic()
         try:
-            if isinstance(work, WalmereError):
-                raise work
-            found = self._compare(known, work)
+            if isinstance(source, WalmereError):
+                raise source
+            found = self._compare(known, source)
         except SinkMismatch as error:
             found = Verdict(known.name, error=str(error), passing=self._running)
         except WalmereError as error:
@@ -211,7 +223,8 @@ class Prover:
             self._on_verdict(found)
         return found
 
-    def _compare(self, known: TableState, work: CopyTask) -> Verdict:
+    def _compare(self, known: TableState, source: _SourceTable) -> Verdict:
+        work = source.task
         version = self._point.entry.versions.get(known.name)
         if version is None:
             raise NotMirrored(
@@ -227,9 +240,9 @@ class Prover:
                 f"its columns are {_columns(schema)} at the source, and {_columns(scan.schema)} in the target",
                 "a change of the table's definition comes with its next row; else `walmere resync` copies it again",
             )
-        layout = RowLayout(schema, described.key, buckets_for(scan.rows))
+        layout = RowLayout(schema, described.key, buckets_for(scan.rows), source.delimiters)
         pieces, sampled = self._pieces(described, work, scan, layout)
-        none = nothing(layout.buckets)
+        none = empty(layout.buckets)
         counted = self._tasks.add(count, pieces, Counted(none, none), functools.partial(self._on_progress, known.name))
         differing = counted.source.differing(counted.target)
         found = Verdict(
@@ -314,6 +327,17 @@ def _require_same(known: TableState, described: Table) -> None:
             "it was altered, or its publication or partitions were",
             "verify again, when the subscription has noticed: that takes some seconds, or a new copy",
         )
+
+
+def _delimiters(type_oid: int, types: Mapping[int, PgType]) -> str:
+    """`typdelim` of an array's elements, and of the arrays in it (it may be of a domain over arrays); else empty."""
+    found = BUILT_IN.get(type_oid) or types[type_oid]
+    if found.typtype is TypType.DOMAIN:
+        return _delimiters(found.basetype, types)
+    if not found.elem:
+        return ""
+    element = BUILT_IN.get(found.elem) or types[found.elem]
+    return element.delimiter + _delimiters(found.elem, types)
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -17,8 +17,7 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
-SOURCE: Final = 0
-TARGET: Final = 1
+from walmere.verify.fingerprint import Side
 
 COMPARED: Final = (
     "missing bigint, extra bigint, different bigint, name array<string>, source array<bigint>, target array<bigint>,"
@@ -28,7 +27,7 @@ COMPARED: Final = (
 
 _COMPARE: Final = f"""
 WITH net AS (
-    SELECT name, row, sum(CASE side WHEN {SOURCE} THEN copies ELSE -copies END) AS surplus,
+    SELECT name, row, sum(CASE side WHEN {Side.SOURCE.value} THEN copies ELSE -copies END) AS surplus,
            any_value(columns) AS columns, any_value(texts) AS texts
     FROM sides GROUP BY name, row HAVING surplus <> 0
 ), named AS (

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from walmere.sinks.base import Sink
-from walmere.verify.fingerprint import RowLayout, query
+from walmere.verify.fingerprint import Side, register
 
 _INTERVALS: Final = 200
 _MOST: Final = 20_000
@@ -58,9 +58,11 @@ class KeySample:
 
 def sample_keys(task: KeySample) -> list[str]:
     """Runs in a Spark task."""
-    sampled = f"SELECT c0::VARCHAR FROM hashed USING SAMPLE reservoir({task.count} ROWS) REPEATABLE ({task.seed})"
-    batches = task.sink.read(task.piece, [task.key.name])
-    found = query(RowLayout(pa.schema([task.key]), (), 1), batches, "SELECT c0 FROM rows WHERE c0 IS NOT NULL", sampled)
+    rows = register(pa.schema([task.key]), Side.TARGET, task.sink.read(task.piece, [task.key.name]))
+    found = rows.sql(
+        "WITH keys AS (SELECT c0 FROM rows WHERE c0 IS NOT NULL)"
+        f" SELECT c0::VARCHAR FROM keys USING SAMPLE reservoir({task.count} ROWS) REPEATABLE ({task.seed})"
+    )
     return [text for (text,) in found.fetchall()]
 
 
