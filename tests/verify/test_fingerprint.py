@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from walmere.verify.fingerprint import Fingerprint, RowLayout, Side, buckets_for, empty, fingerprint, rows_of
+from walmere.verify.pg_text import SourceType
 from walmere.verify.rows import compare, gather
 from walmere.verify.source_text import source_schema
 
@@ -27,8 +28,11 @@ SCHEMA = pa.schema(
         ("map", pa.map_(pa.string(), pa.string())),
         ('we"ird', pa.bool_()),
         ("small", pa.float32()),
+        ("floats", pa.list_(pa.float64())),
     ]
 )
+FLOATS = {"row": SourceType("DOUBLE"), "small": SourceType("FLOAT"), "floats": SourceType("DOUBLE", ",")}
+TYPES = tuple(FLOATS.get(name, SourceType()) for name in SCHEMA.names)
 ROW: dict[str, Any] = {
     "id": 1,
     "Bucket": "x",
@@ -41,6 +45,7 @@ ROW: dict[str, Any] = {
     "map": [("k", "v")],
     'we"ird': True,
     "small": 1.5,
+    "floats": [1.5],
 }
 
 
@@ -49,7 +54,7 @@ def table(*rows: dict[str, Any]) -> pa.Table:
 
 
 def of(rows: pa.Table, *key: str, buckets: int = 16, size: int | None = None) -> Fingerprint:
-    return fingerprint(RowLayout(rows.schema, key, buckets), Side.TARGET, rows.to_batches(size))
+    return fingerprint(RowLayout(rows.schema, key, buckets, TYPES), Side.TARGET, rows.to_batches(size))
 
 
 def as_text(rows: pa.Table) -> pa.RecordBatch:
@@ -62,6 +67,7 @@ def as_text(rows: pa.Table) -> pa.RecordBatch:
         "list": [None if value is None else lists[tuple(value)] for value in rows["list"].to_pylist()],
         "map": ['"k"=>"v"'] * len(rows),
         'we"ird': ["t"] * len(rows),
+        "floats": ["{1.5}"] * len(rows),
     }
     texts = [columns.get(name) or [str(value) for value in rows[name].to_pylist()] for name in rows.column_names]
     return pa.RecordBatch.from_arrays(
@@ -77,6 +83,7 @@ def as_text(rows: pa.Table) -> pa.RecordBatch:
         ("small", [None, 0.0, -0.0, 1.0, float("nan")]),
         ("price", [None, Decimal("0.00"), Decimal("0.01")]),
         ("body", [None, b"", b"\x00", b"\x00\x00"]),
+        ("floats", [None, [], [None], [0.0], [-0.0], [1.0, 2.0], [2.0, 1.0], [1.0, None], [None, 1.0], [0.0, -0.0]]),
         ("list", [None, [], [None], [""], ["a"], ["a", None], [None, "a"], ["a", "b"], ["b", "a"], ["ab"]]),
         ("map", [None, [], [("a", None)], [("a", "b")], [("b", "a")]]),
         ('we"ird', [None, True, False]),
@@ -119,7 +126,7 @@ def test_a_bucket_has_few_rows_however_many_there_are() -> None:
 def test_of_a_bucket_that_differs_each_row_is_named_with_its_columns() -> None:
     here = table({"id": 1}, {"id": 2, "row": 0.0}, {"id": 3}, {"id": 4, "list": []})
     there = table({"id": 2, "row": -0.0}, {"id": 3}, {"id": 3}, {"id": 4, "list": None}, {"id": 5})
-    layout = RowLayout(SCHEMA, ("id",), 16)
+    layout = RowLayout(SCHEMA, ("id",), 16, TYPES)
     differing = of(here, "id").differing(of(there, "id"))
     both = pa.concat_tables(
         pa.Table.from_batches(rows_of(layout, side, batches, differing, texts=True))
@@ -149,7 +156,7 @@ def test_values_exchanged_between_two_rows_are_seen_however_alike_they_are() -> 
     pair = np.repeat(np.arange(pairs), 2)
     ids = np.random.default_rng(7).integers(0, 1 << 40, 2 * pairs)
     schema = pa.schema([("pair", pa.int64()), ("id", pa.int64()), ("flag", pa.bool_())])
-    layout = RowLayout(schema, ("pair",), 1 << 20)
+    layout = RowLayout(schema, ("pair",), 1 << 20, (SourceType(),) * 3)
     one, other = (
         fingerprint(layout, Side.TARGET, pa.table([pair, ids, np.tile(flags, pairs)], schema=schema).to_batches())
         for flags in ([True, False], [False, True])

@@ -21,7 +21,8 @@ from walmere.types import copytext
 from walmere.types.codec import Codec, codec
 from walmere.verify import source_text
 from walmere.verify.fingerprint import RowLayout, Side, rows_of
-from walmere.verify.proof import _delimiters
+from walmere.verify.pg_text import SourceType
+from walmere.verify.proof import source_type
 
 paths: Any = importlib.import_module("tests.types.test_paths")  # mypy knows that file by another name
 Kind = paths.Kind
@@ -81,7 +82,7 @@ class Rows:
         connection.close()
         self.codecs: list[Codec] = [codec(oid, typmod, types) for oid, typmod in described]
         self.schema = pa.schema([(name, each.arrow) for name, each in zip(["id", *names], self.codecs, strict=True)])
-        self.layout = RowLayout(self.schema, ("id",), 1, tuple(_delimiters(oid, types) for oid, _ in described))
+        self.layout = RowLayout(self.schema, ("id",), 1, tuple(source_type(oid, types) for oid, _ in described))
         text = copytext.read(self.copied, self.schema.names)
         self.casts = [each.cast(column) for each, column in zip(self.codecs, text.columns, strict=True)]
 
@@ -260,27 +261,52 @@ def test_a_codec_that_is_broken_on_purpose_is_found(database18: Database, monkey
     assert rows.differing(target) == {(kind, 0) for kind in CODECS}
 
 
+def hashes(layout: RowLayout, side: Side, batch: pa.RecordBatch) -> list[list[int]]:
+    """Of each column, in the order of the keys."""
+    rows = pa.Table.from_batches(rows_of(layout, side, [batch], np.array([0]), texts=False)).to_pylist()
+    return [row["columns"] for row in sorted(rows, key=lambda row: str(row["name"]))]
+
+
 def test_vectors_are_lists_of_floats() -> None:
     """pgvector is not on every server."""
     schema = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32())), ("vs", pa.list_(pa.list_(pa.float32())))])
+    layout = RowLayout(schema, ("id",), 1, (SourceType(), SourceType("FLOAT", ","), SourceType("FLOAT", ",,")))
     copied = b'1\t[1,2.5,-0]\t{"[1,2]",NULL,"[-0]"}\n2\t\\N\t{}\n3\t[1e-45]\t{NULL}\n'
     right = [[1, [1, 2.5, -0.0], [[1, 2], None, [-0.0]]], [2, None, []], [3, [1e-45], [None]]]
-
-    def hashes(side: Side, batch: pa.RecordBatch) -> list[Any]:
-        layout = RowLayout(schema, ("id",), 1)
-        rows = pa.Table.from_batches(rows_of(layout, side, [batch], np.array([0]), texts=False)).to_pylist()
-        return [row["columns"] for row in sorted(rows, key=lambda row: str(row["name"]))]
 
     def target(rows: list[Any]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
 
     found = source_text.read(copied, schema)
     assert not found.rejected
-    source = hashes(Side.SOURCE, found.batch)
-    assert source == hashes(Side.TARGET, target(right))
+    source = hashes(layout, Side.SOURCE, found.batch)
+    assert source == hashes(layout, Side.TARGET, target(right))
     wrong = [[1, [1, 2.5, 0.0], [[1, 2], None, [0.0]]], [2, [], None], [3, [3e-45], []]]
-    for mine, theirs in zip(source, hashes(Side.TARGET, target(wrong)), strict=True):
+    for mine, theirs in zip(source, hashes(layout, Side.TARGET, target(wrong)), strict=True):
         assert [one == other for one, other in zip(mine, theirs, strict=True)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("source", "copied", "value"),
+    [
+        (SourceType("DOUBLE"), b"0.1", pa.scalar(0.1, pa.float32())),
+        (SourceType("DOUBLE", ","), b"{0.1}", pa.scalar([0.1], pa.list_(pa.float32()))),
+        (SourceType(), b"0.1", pa.scalar(0.1, pa.float64())),
+        (SourceType(), b"2026-01-01 12:00:00+00", pa.scalar(datetime(2026, 1, 1, 12), pa.timestamp("us"))),  # noqa: DTZ001
+        (SourceType(), b"0.123", pa.scalar(Decimal("0.12"), pa.decimal128(10, 2))),
+        (SourceType(), b"1", pa.scalar(True, pa.bool_())),
+        (SourceType(), b"\\\\x6869", pa.scalar("hi", pa.string())),
+    ],
+)
+def test_a_type_of_the_target_that_loses_something_is_different(
+    source: SourceType, copied: bytes, value: pa.Scalar
+) -> None:
+    schema = pa.schema([("id", pa.int32()), ("v", value.type)])
+    layout = RowLayout(schema, ("id",), 1, (SourceType(), source))
+    [[_, mine]] = hashes(layout, Side.SOURCE, source_text.read(b"1\t" + copied + b"\n", schema).batch)
+    rows = pa.RecordBatch.from_arrays([pa.array([1], pa.int32()), pa.array([value.as_py()], value.type)], schema=schema)
+    [[_, theirs]] = hashes(layout, Side.TARGET, rows)
+    assert mine != theirs
 
 
 ESCAPED = (

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from walmere.verify.pg_text import hash_terms, source_value, target_value
+from walmere.verify.pg_text import SourceType, source_terms, source_value, target_terms, target_value
 
 BUCKET_ROWS: Final = 16_384
 """About this many rows in a bucket."""
@@ -55,30 +55,30 @@ class RowLayout:
     schema: pa.Schema  # the target's
     key: tuple[str, ...]  # empty: whole rows are compared, as a multiset
     buckets: int
-    delimiters: tuple[str, ...] = ()  # of each column, those of arrays; () or "": commas
+    source: tuple[SourceType, ...]  # of each column
 
     def values(self, side: Side) -> str:
         """What is compared of each column, as v0, v1, …: a SELECT list over c0, c1, …"""
         return ", ".join(f"{self._value(side, place)} AS v{place}" for place in range(len(self.schema)))
 
     def _value(self, side: Side, place: int) -> str:
-        column, kind = f"c{place}", self.schema.field(place).type
         if side is Side.SOURCE:
-            return source_value(column, kind)
-        return target_value(column, kind, self.delimiters[place] if self.delimiters else "")
+            return source_value(f"c{place}", self.source[place])
+        return target_value(f"c{place}", self.schema.field(place).type, self.source[place])
 
-    @property
-    def bucket(self) -> str:
+    def bucket(self, side: Side) -> str:
         """A row's bucket, in DuckDB's SQL."""
-        return f"{self.hash(self.key or self.schema.names)} & {self.buckets - 1}"
+        return f"{self.hash(side, self.key or self.schema.names)} & {self.buckets - 1}"
 
-    def hash(self, columns: Sequence[str]) -> str:
+    def hash(self, side: Side, columns: Sequence[str]) -> str:
         """Of these columns. Twice: DuckDB joins them by XOR, and sums of that may miss values that were exchanged."""
-        terms = [term for name in columns for term in self._terms(self.schema.names.index(name))]
+        terms = [term for name in columns for term in self._terms(side, self.schema.names.index(name))]
         return f"hash(hash({', '.join(terms)}))"
 
-    def _terms(self, place: int) -> Iterator[str]:
-        return hash_terms(f"v{place}", self.schema.field(place).type)
+    def _terms(self, side: Side, place: int) -> Iterator[str]:
+        if side is Side.SOURCE:
+            return source_terms(f"v{place}", self.source[place])
+        return target_terms(f"v{place}", self.schema.field(place).type)
 
     def text(self, name: str) -> str:
         """A column's value as text."""
@@ -113,9 +113,10 @@ def empty(buckets: int) -> Fingerprint:
 
 def fingerprint(layout: RowLayout, side: Side, batches: Iterable[pa.RecordBatch], where: str = "true") -> Fingerprint:
     """Of all these rows. `where`: a condition on c0, c1, …"""
+    bucket, whole = layout.bucket(side), layout.hash(side, layout.schema.names)
     found = register(layout.schema, side, batches).sql(
         f"WITH compared AS (SELECT {layout.values(side)} FROM rows WHERE {where}),"
-        f" hashed AS (SELECT {layout.bucket} AS bucket, {layout.hash(layout.schema.names)} AS h FROM compared)"
+        f" hashed AS (SELECT {bucket} AS bucket, {whole} AS h FROM compared)"
         " SELECT bucket, count(*) AS n, sum(h & 4294967295)::UBIGINT AS low, sum(h >> 32)::UBIGINT AS high"
         " FROM hashed GROUP BY bucket"
     )
@@ -141,14 +142,15 @@ def rows_of(
     `texts`: with all values as text.
     """
     names = layout.schema.names
+    bucket, whole = layout.bucket(side), layout.hash(side, names)
     name = ", ".join(map(layout.text, layout.key)) or "row::VARCHAR"
-    columns = ", ".join(f"{layout.hash([each])} >> 1" for each in names)
+    columns = ", ".join(f"{layout.hash(side, [each])} >> 1" for each in names)
     shown = ", ".join(map(layout.text, names)) if texts else ""
     connection = register(layout.schema, side, batches)
     connection.register("wanted", pa.table({"bucket": pa.array(differing, pa.uint64())}))
     found = connection.sql(
         f"WITH compared AS (SELECT {layout.values(side)} FROM rows WHERE {where}),"
-        f" hashed AS (SELECT *, {layout.bucket} AS bucket, ({layout.hash(names)} >> 1)::BIGINT AS row FROM compared)"
+        f" hashed AS (SELECT *, {bucket} AS bucket, ({whole} >> 1)::BIGINT AS row FROM compared)"
         # equal rows as one: a table without a key may have any number of them
         f" SELECT bucket::INTEGER AS bucket, {side.value}::INTEGER AS side, [{name}]::VARCHAR[] AS name, row,"
         f" count(*) AS copies, any_value([{columns}]::BIGINT[]) AS columns, any_value([{shown}]::VARCHAR[]) AS texts"

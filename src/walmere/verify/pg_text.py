@@ -14,13 +14,15 @@ would write it in a session with our settings (`publisher.connect.SESSION`), and
     hstore                   "a"=>"b", "c"=>NULL
 
 Floats are the exception. PostgreSQL writes the shortest text that gives the same float again, and other programs write
-another text of that length. So here the source's text becomes a float, by DuckDB, and the bits are compared.
+another text of that length. So here the source's text becomes a float, by DuckDB, and the bits are compared. The type
+at the source says which float: if the target has another type, the column is different.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -30,30 +32,44 @@ _NEEDS_QUOTES: Final = r'^(?i:null)?$|[ \t\n\r\v\f"\\{{}}{delimiter}]'
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*"|NULL'
 
 
-def source_value(column: str, kind: pa.DataType) -> str:
-    """The value of a column of the source, which is text; `kind`: the target's type."""
-    if not _has_floats(kind):
+@dataclass(frozen=True, slots=True)
+class SourceType:
+    """What has to be known of a column's type at the source. Its `typname` decides, not the target's type."""
+
+    floats: str | None = None  # of float4, float8, or an array or a vector of them: DuckDB's name of the type
+    delimiters: str = ""  # `typdelim` of an array's elements, and of the arrays in it; a vector is an array, too
+
+
+def source_value(column: str, kind: SourceType) -> str:
+    """The value of a column of the source, which is text."""
+    if kind.floats is None:
         return column
-    parsed = _parsed(column, kind)
-    return _written(parsed, kind) if _is_nested(kind) else parsed
+    parsed = _parsed(column, kind.floats, len(kind.delimiters))
+    return parsed if len(kind.delimiters) < 2 else _written(parsed, _lists(pa.float64(), len(kind.delimiters)))
 
 
-def target_value(column: str, kind: pa.DataType, delimiters: str = ",") -> str:
-    """The value of a column of the target; `delimiters`: of its array type, and of the arrays in it, if any."""
-    if _has_floats(kind) and not _is_nested(kind):
-        return column
-    return _written(column, kind, delimiters)
+def target_value(column: str, kind: pa.DataType, source: SourceType) -> str:
+    """The value of a column of the target."""
+    floats, depth = _floats(kind)
+    return column if floats and depth < 2 else _written(column, kind, source.delimiters)
 
 
-def hash_terms(value: str, kind: pa.DataType) -> Iterator[str]:
-    """What to hash of a value, so that different values have different hashes: DuckDB's hash of floats is not enough.
+def source_terms(value: str, kind: SourceType) -> Iterator[str]:
+    """What to hash of a value of the source, so that different values have different hashes."""
+    return _terms(value, kind.floats is not None, len(kind.delimiters))
 
-    To it, 0.0 and -0.0 are the same, and so are an empty list and NULL.
-    """
+
+def target_terms(value: str, kind: pa.DataType) -> Iterator[str]:
+    """The same of a value of the target."""
+    return _terms(value, *_floats(kind))
+
+
+def _terms(value: str, floats: bool, depth: int) -> Iterator[str]:
+    """To DuckDB's hash, 0.0 and -0.0 are the same, and so are an empty list and NULL."""
     yield value
-    if pa.types.is_floating(kind):
+    if floats and depth == 0:
         yield _negative_zero(value)
-    elif _has_floats(kind) and not _is_nested(kind):
+    elif floats and depth == 1:
         yield f"CASE WHEN {value} IS NULL THEN -1 ELSE len({value})::BIGINT END"
         yield f"list_transform({value}, lambda x: {_negative_zero('x')})"
 
@@ -62,13 +78,16 @@ def _negative_zero(value: str) -> str:
     return f"({value} = 0 AND signbit({value}))"
 
 
-def _has_floats(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind)) or (bool(pa.types.is_list(kind)) and _has_floats(kind.value_type))
+def _floats(kind: pa.DataType) -> tuple[bool, int]:
+    """Whether it is made of floats, and how many lists are around them."""
+    depth = 0
+    while pa.types.is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return bool(pa.types.is_floating(kind)), depth
 
 
-def _is_nested(kind: pa.DataType) -> bool:
-    """Whether it is a list of lists: an array of vectors, or of a domain over arrays."""
-    return bool(pa.types.is_list(kind) and pa.types.is_list(kind.value_type))
+def _lists(kind: pa.DataType, depth: int) -> pa.DataType:
+    return _lists(pa.list_(kind), depth - 1) if depth else kind
 
 
 def _written(value: str, kind: pa.DataType, delimiters: str = ",", depth: int = 0) -> str:
@@ -121,16 +140,15 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _parsed(text: str, kind: pa.DataType, depth: int = 0) -> str:
+def _parsed(text: str, floats: str, depth: int, level: int = 0) -> str:
     """Floats, or lists of them: of `{1,NULL}`, or of a vector, `[1,2]`."""
-    if pa.types.is_floating(kind):
-        # TRY: the error of CAST would have the value in it
-        return f"TRY_CAST({text} AS {'DOUBLE' if pa.types.is_float64(kind) else 'FLOAT'})"
-    each, inside = f"x{depth}", f"{text}[2:-2]"
-    if not pa.types.is_list(kind.value_type):
+    if not depth:
+        return f"TRY_CAST({text} AS {floats})"  # TRY: the error of CAST would show the value
+    each, inside = f"x{level}", f"{text}[2:-2]"
+    if depth == 1:
         elements, element = f"string_split({inside}, ',')", each
     else:
         elements = f"regexp_extract_all({inside}, '{_QUOTED}')"
         element = rf"regexp_replace(CASE WHEN {each} <> 'NULL' THEN {each}[2:-2] END, '\\(.)', '\1', 'g')"
-    parsed = _parsed(element, kind.value_type, depth + 1)
+    parsed = _parsed(element, floats, depth - 1, level + 1)
     return f"CASE WHEN length({text}) = 2 THEN [] ELSE list_transform({elements}, lambda {each}: {parsed}) END"

@@ -34,12 +34,15 @@ from walmere.types.builtin import BUILT_IN
 from walmere.verify import rows as row_by_row
 from walmere.verify import sample
 from walmere.verify.fingerprint import DIFFERENT_ROWS, RowLayout, buckets_for, empty
+from walmere.verify.pg_text import SourceType
 from walmere.verify.pieces import Counted, DifferingRows, SourcePiece, TargetPiece, count
 from walmere.verify.point import APPLICATION, ConsistentPoint
 from walmere.verify.rows import Difference
 
 AT_ONCE: Final = 4
 """Tables that are compared at the same time."""
+FLOAT4, FLOAT8 = 700, 701
+"""OIDs in pg_type."""
 
 
 class Adding(Tasks, Protocol):
@@ -140,7 +143,7 @@ class _SourceTable:
     """A table at the source."""
 
     task: CopyTask  # to read all of it
-    delimiters: tuple[str, ...]  # of each column, those of arrays
+    types: tuple[SourceType, ...]  # of each column
 
 
 class Prover:
@@ -200,8 +203,8 @@ class Prover:
                     _require_same(known, described)
                     whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
                     task = CopyTask(source, made, described, whole, codecs_of(described, types), self._sink)
-                    delimiters = tuple(_delimiters(column.type_oid, types) for column in described.columns)
-                    found.append(_SourceTable(task, delimiters))
+                    kinds = tuple(source_type(column.type_oid, types) for column in described.columns)
+                    found.append(_SourceTable(task, kinds))
                 except WalmereError as error:
                     found.append(error)
         return found
@@ -240,7 +243,7 @@ class Prover:
                 f"its columns are {_columns(schema)} at the source, and {_columns(scan.schema)} in the target",
                 "a change of the table's definition comes with its next row; else `walmere resync` copies it again",
             )
-        layout = RowLayout(schema, described.key, buckets_for(scan.rows), source.delimiters)
+        layout = RowLayout(schema, described.key, buckets_for(scan.rows), source.types)
         pieces, sampled = self._pieces(described, work, scan, layout)
         none = empty(layout.buckets)
         counted = self._tasks.add(count, pieces, Counted(none, none), functools.partial(self._on_progress, known.name))
@@ -329,15 +332,17 @@ def _require_same(known: TableState, described: Table) -> None:
         )
 
 
-def _delimiters(type_oid: int, types: Mapping[int, PgType]) -> str:
-    """`typdelim` of an array's elements, and of the arrays in it (it may be of a domain over arrays); else empty."""
+def source_type(type_oid: int, types: Mapping[int, PgType]) -> SourceType:
+    """What has to be known of a type to compare its values. A domain is what it is over."""
     found = BUILT_IN.get(type_oid) or types[type_oid]
     if found.typtype is TypType.DOMAIN:
-        return _delimiters(found.basetype, types)
-    if not found.elem:
-        return ""
-    element = BUILT_IN.get(found.elem) or types[found.elem]
-    return element.delimiter + _delimiters(found.elem, types)
+        return source_type(found.basetype, types)
+    if found.elem:
+        element, inner = BUILT_IN.get(found.elem) or types[found.elem], source_type(found.elem, types)
+        return SourceType(inner.floats, element.delimiter + inner.delimiters)
+    if (found.extension, found.name) in (("vector", "vector"), ("vector", "halfvec")):
+        return SourceType("FLOAT", ",")
+    return SourceType({FLOAT4: "FLOAT", FLOAT8: "DOUBLE"}.get(type_oid))
 
 
 def _columns(schema: pa.Schema) -> str:
