@@ -63,12 +63,6 @@ class Rejects:
             shown = {column: None if part is None else part.decode() for column, part in key.items()}
             self._found.append((int(lsn[row]), json.dumps(shown, ensure_ascii=False), name, value.decode()))
 
-    def texts(self) -> set[str]:
-        """The different rejected values. Clears the rejects."""
-        found = {value for *_, value in self._found}
-        self._found.clear()
-        return found
-
     def rows(self) -> pa.RecordBatch:
         """The rejects, as rows of the rejects table."""
         columns = list(zip(*self._found, strict=True)) or [()] * len(self.SCHEMA)

@@ -97,14 +97,12 @@ class Copied:
     rejected: int
 
 
-def copied_rows(
-    task: CopyTask, rejects: Rejects, where: str | None = None, application_name: str = "walmere copy"
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one range in the snapshot, in the target's types; only those for which `where` is true."""
+def copied_rows(task: CopyTask, rejects: Rejects) -> Iterator[pa.RecordBatch]:
+    """The rows of one range in the snapshot, in the target's types."""
     names = [column.name for column in task.table.columns]
     schema = schema_of(task.table, task.codecs)
-    command = table.copy_command(task.table, task.piece, where)
-    for text in copy.copy_out(task.source, application_name, task.snapshot, command, task.piece.part):
+    command = table.copy_command(task.table, task.piece)
+    for text in copy.copy_out(task.source, "walmere copy", task.snapshot, command, task.piece.part):
         parsed = copytext.read(text, names)
         lsn = np.full(parsed.num_rows, task.snapshot.lsn, np.uint64)
         yield pa.RecordBatch.from_arrays(rejects.cast(parsed, task.codecs, lsn), schema=schema)
