@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +136,12 @@ def test_any_other_value_is_found_and_named(mirror: Mirror) -> None:
         (5, "tags", []),
         (6, "tags", None),
         (7, "seen", None),
+        # as a wrong cast would make them
+        (8, "price", Decimal("1.10")),
+        (9, "seen", datetime(2026, 1, 1, 1, 9, tzinfo=UTC)),
+        (10, "ratio", struct.unpack("f", struct.pack("f", 10**0.5))[0]),
+        (11, "tags", ["11", None, "a"]),
+        (12, "note", "note 12 "),
     ]
 
     def change(rows: pa.Table) -> pa.Table:
@@ -138,11 +150,62 @@ def test_any_other_value_is_found_and_named(mirror: Mirror) -> None:
         return rows
 
     damage(mirror, "t", change)
-    damage(mirror, "other", lambda rows: put(put(rows, "body", "code", "c4", b"\x00\xfe"), "doc", "code", "c5", "{}"))
+
+    def change_other(rows: pa.Table) -> pa.Table:
+        rows = put(put(rows, "body", "code", "c4", b"\x00\xfe"), "doc", "code", "c5", "{}")
+        return put(put(rows, "body", "code", "c6", b"00ff"), "day", "code", "c7", date(2026, 1, 7))
+
+    damage(mirror, "other", change_other)
     other, found = verify(mirror).tables
-    assert [(row.key["id"], row.columns) for row in found.examples] == [(str(key), (name,)) for key, name, _ in wrong]
-    assert [(row.key["code"], row.columns) for row in other.examples] == [("c4", ("body",)), ("c5", ("doc",))]
+    assert [(row.key["id"], row.columns) for row in found.examples] == sorted(
+        (str(key), (name,)) for key, name, _ in wrong
+    )
+    assert [(row.key["code"], row.columns) for row in other.examples] == [
+        ("c4", ("body",)),
+        ("c5", ("doc",)),
+        ("c6", ("body",)),
+        ("c7", ("day",)),
+    ]
     assert all(row.source is row.target is None for row in other.examples), "values are for who asks for them"
+
+
+BROKEN = """
+from walmere.types.date import TimestampTz
+import pyarrow as pa
+
+right = TimestampTz._cast
+
+def an_hour_late(self, text):
+    cast = right(self, text)
+    late = pa.compute.add(cast.values.view(pa.int64()), 3_600_000_000)
+    return type(cast)(late.view(cast.values.type), cast.rejected)
+
+TimestampTz._cast = an_hour_late
+"""
+
+
+@pytest.mark.long
+def test_a_wrong_cast_is_found_although_verify_has_it_too(mirror: Mirror, tmp_path: Path) -> None:
+    """Every process has the broken codec: the driver, the tasks that copy, and the tasks that compare."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(BROKEN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+
+    def walmere(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "walmere", *arguments, "-c", str(mirror.file)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    copied = walmere("run", "--once")
+    assert copied.returncode == 0, copied.stderr
+    [seen] = mirror.delta("t").to_pyarrow_table(filters=[("id", "=", 60)])["seen"].to_pylist()
+    assert seen == datetime(2026, 1, 1, 2, tzinfo=UTC), "the codec is broken"
+    compared = walmere("verify", "--json")
+    assert compared.returncode == 1, compared.stderr
+    found = {each["name"]: each for each in json.loads(compared.stdout)["tables"]}
+    assert found["public.other"]["equal"]
+    assert (found["public.t"]["missing"], found["public.t"]["extra"], found["public.t"]["different"]) == (0, 0, 2000)
+    assert {tuple(each["columns"]) for each in found["public.t"]["examples"]} == {("seen",)}
 
 
 def test_rows_too_few_too_many_twice_or_all_wrong_are_found_and_named(mirror: Mirror) -> None:

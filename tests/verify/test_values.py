@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import random
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -62,12 +64,10 @@ class Rows:
         cells = [[*each, *["NULL"] * (longest - len(each))] for each in columns.values()]
         names = [f"c{place}" for place in range(len(columns))]
         database.execute(
-            f"CREATE TABLE public.v (id serial, {', '.join(map(' '.join, zip(names, columns, strict=True)))})",
-            *(
-                f"INSERT INTO public.v ({', '.join(names)}) VALUES ({', '.join(row)})"
-                for row in zip(*cells, strict=True)
-            ),
+            f"CREATE TABLE public.v (id serial, {', '.join(map(' '.join, zip(names, columns, strict=True)))})"
         )
+        rows = [f"({', '.join(row)})" for row in zip(*cells, strict=True)]
+        database.execute(*(f"INSERT INTO public.v ({', '.join(names)}) VALUES {row}" for row in rows))
         connection = connect.connect(database.config(Path()).source, "test")
         with (
             connection.cursor() as cursor,
@@ -138,6 +138,68 @@ def test_every_type_is_equal_to_what_the_mirror_casts_and_the_same_values_are_re
     for place, cast in enumerate(rows.casts):
         expected = [] if cast.rejected is None else text.column(place).filter(pa.array(cast.rejected)).to_pylist()
         assert rejected.get(place, pa.array([])).to_pylist() == expected, rows.types[place - 1]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
+def test_many_values_are_equal_to_what_the_mirror_casts(database18: Database, seed: int) -> None:
+    """Values that nobody has chosen, a thousand of each type."""
+    database18.execute("CREATE EXTENSION hstore SCHEMA public")
+    chance = random.Random(seed)
+    characters = [*'"\\\\{},; \n\t\r\v\b=>', "NULL", "null", "a", "é", "😀", "\ufeff", "'"]
+
+    def some_text() -> str:
+        return "".join(chance.choices(characters, k=chance.randrange(5)))
+
+    def some_list(element: Callable[[], str]) -> str:
+        return f"ARRAY[{', '.join('NULL' if chance.random() < 0.2 else element() for _ in range(chance.randrange(4)))}]"
+
+    def some_float(code: str) -> str:
+        bits = chance.randbytes(struct.calcsize(code))
+        return f"'{float(np.frombuffer(bits, code)[0])!r}'"
+
+    def some_number(digits: int, scale: int) -> str:
+        number = chance.randrange(10 ** chance.randint(1, digits)) * chance.choice((1, -1))
+        return format(Decimal(number).scaleb(-scale), "f")
+
+    def some_moment() -> str:
+        micros = chance.randrange(-(10 ** chance.randint(1, 18)), 10 ** chance.randint(1, 18))
+        return f"'2000-01-01 00:00:00+00'::timestamptz + {micros % (20 * 10**16) - 10**17} * interval '1 microsecond'"
+
+    def some_map() -> str:
+        keys = chance.sample(["", "a", "NULL", '"', "\\\\", "b=>c", "é, "], chance.randrange(4))
+        values = [paths.quoted(some_text()) if chance.random() < 0.8 else "NULL" for _ in keys]
+        return f"public.hstore(ARRAY[{', '.join(map(paths.quoted, keys))}]::text[], ARRAY[{', '.join(values)}]::text[])"
+
+    def text() -> str:
+        return str(paths.quoted(some_text()))
+
+    made: dict[str, Callable[[], str]] = {
+        "float8": lambda: some_float("<d"),
+        "float4": lambda: some_float("<f"),
+        "float8[]": lambda: some_list(lambda: some_float("<d")) + "::float8[]",
+        "numeric(38,9)": lambda: some_number(38, 9),
+        "numeric(5,5)": lambda: some_number(5, 5),
+        "numeric(12,2)[]": lambda: some_list(lambda: some_number(12, 2)) + "::numeric[]",
+        "int8": lambda: some_number(18, 0),
+        "date": lambda: f"'2000-01-01'::date + {chance.randrange(-800_000, 3_000_000)}",
+        "timestamp": lambda: f"({some_moment()}) AT TIME ZONE 'UTC'",
+        "timestamptz": some_moment,
+        "timestamptz[]": lambda: some_list(some_moment) + "::timestamptz[]",
+        "bytea": lambda: f"'\\x{chance.randbytes(chance.randrange(9)).hex()}'",
+        "bytea[]": lambda: some_list(lambda: f"'\\x{chance.randbytes(chance.randrange(4)).hex()}'") + "::bytea[]",
+        "text": text,
+        "text[]": lambda: some_list(text) + "::text[]",
+        "public.hstore": some_map,
+        "public.hstore[]": lambda: some_list(some_map) + "::public.hstore[]",
+    }
+    rows = Rows(database18, {kind: [make() for _ in range(1000)] for kind, make in made.items()})
+    assert not rows.differing(rows.target)
+    rejected = source_text.read(rows.copied, rows.schema).rejected
+    assert {rows.types[place - 1]: len(texts) for place, texts in rejected.items()} == {
+        kind: int(cast.rejected.sum())
+        for kind, cast in zip(rows.types, rows.casts[1:], strict=True)
+        if cast.rejected is not None
+    }
 
 
 def put(array: pa.Array, row: int, value: Any) -> pa.Array:
