@@ -61,27 +61,31 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
     elif state["caught_up"]:
         console.print("  caught up")
     if state["tables"]:
-        table = Table("table", "phase", "copied", "applied", "lag", "rejects", box=None, pad_edge=False)
-        for row in state["tables"]:
-            table.add_row(
-                escape(row["name"]),
-                row["phase"] if row["published"] else "no longer published",
-                str(row["rows_copied"]),
-                row["applied_lsn"] or "–",
-                "–" if row["lag_seconds"] is None else _seconds(row["lag_seconds"]),
-                str(row["rejects"]),
+        _tables(console, state["tables"])
+
+
+def _tables(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table("table", "phase", "copied", "applied", "lag", "rejects", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(
+            escape(row["name"]),
+            row["phase"] if row["published"] else "no longer published",
+            str(row["rows_copied"]),
+            row["applied_lsn"] or "–",
+            "–" if row["lag_seconds"] is None else _seconds(row["lag_seconds"]),
+            str(row["rejects"]),
+        )
+    console.print(table)
+    for row in rows:
+        if row["error"] is not None:
+            console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
+        if row["next_copy"] is not None:
+            console.print(
+                f"  {escape(row['name'])}: its changes were refused again after a copy; the next copy is at"
+                f" {row['next_copy']}, when the table is altered, or with `walmere resync {escape(row['name'])}`"
             )
-        console.print(table)
-        for row in state["tables"]:
-            if row["error"] is not None:
-                console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
-            if row["next_copy"] is not None:
-                console.print(
-                    f"  {escape(row['name'])}: its changes were refused again after a copy; the next copy is at"
-                    f" {row['next_copy']}, when the table is altered, or with `walmere resync {escape(row['name'])}`"
-                )
-            if row["locked"] is not None:
-                console.print(f"  {escape(row['name'])}: the table is locked at the source: {escape(row['locked'])}")
+        if row["locked"] is not None:
+            console.print(f"  {escape(row['name'])}: the table is locked at the source: {escape(row['locked'])}")
 
 
 def _lag(of: Mapping[str, Any]) -> str:

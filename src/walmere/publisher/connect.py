@@ -279,46 +279,6 @@ _GONE: Final = re.compile(
 )
 
 
-def translate(error: psycopg.Error, doing: str, scrub: Scrub = lambda text: text) -> SourceError:
-    """Convert an error of the server to a SourceError."""
-    text = scrub(" ".join(str(error).split()))
-    detail = scrub(error.diag.message_detail or "")
-    text = f"{text} ({detail})" if detail and detail not in text else text
-    if error.sqlstate is None:
-        for pattern, kind, hint in _AT_LOGIN:
-            if match := pattern.search(text):
-                return kind(doing, text, hint.format(*(name.replace('"', '""') for name in match.groups())))
-    if isinstance(error, _ACCESS):
-        return AccessRefused(doing, text, "`walmere check` shows the missing privilege and the GRANT for it")
-    if isinstance(error, pg.LockNotAvailable):
-        return TableLocked(
-            doing, text, "Walmere retries; SELECT * FROM pg_locks WHERE granted shows who holds the lock"
-        )
-    if _GONE.search(text):
-        return SlotLost(doing, text, SLOT_LOST_HINT)
-    if isinstance(error, pg.ObjectInUse):
-        return SlotInUse(
-            doing, text, "only one receiver can use a slot: stop the other one, or set another source.slot"
-        )
-    if isinstance(error, pg.UndefinedObject) and "replication slot" in text:
-        return SlotMissing(doing, text, SLOT_MISSING_HINT)
-    if isinstance(error, pg.UndefinedObject) and "publication" in text:
-        if "output plugin" in (error.diag.context or ""):
-            return PublicationMissing(doing, text, PUBLICATION_WAS_MISSING_HINT)
-        return PublicationMissing(doing, text, "CREATE PUBLICATION … on the source, or correct source.publications")
-    if "different column lists" in text:
-        return ColumnListsDiffer(doing, text, COLUMN_LISTS_DIFFERED_HINT)
-    if isinstance(error, pg.ConfigurationLimitExceeded):
-        return NotConfigured(
-            doing, text, "increase max_replication_slots or max_wal_senders on the source, then restart it"
-        )
-    if "wal_level" in text or "logical decoding" in text:
-        return NotConfigured(doing, text, "ALTER SYSTEM SET wal_level = 'logical'; then restart the source")
-    if error.sqlstate is None or error.sqlstate[:2] in _TRANSIENT:
-        return SourceUnavailable(doing, text, "Walmere retries; if this repeats, see the log of the source")
-    return SourceError(doing, text)
-
-
 _TRANSIENT: Final = frozenset({"08", "53", "57", "58", "XX"})
 """Classes of SQLSTATE to retry: connection, resources, operator intervention (a restart), system, internal."""
 
@@ -338,6 +298,73 @@ COLUMN_LISTS_DIFFERED_HINT: Final = (
 SLOT_MISSING_HINT: Final = (
     "the slot was dropped, so changes may be lost: `walmere drop`, then `walmere run` copies all tables again"
 )
+
+
+def _is_missing(error: psycopg.Error, text: str, what: str) -> bool:
+    return isinstance(error, pg.UndefinedObject) and what in text
+
+
+_BY_ERROR: Final[tuple[tuple[Callable[[psycopg.Error, str], bool], type[SourceError], str], ...]] = (
+    (
+        lambda error, _: isinstance(error, _ACCESS),
+        AccessRefused,
+        "`walmere check` shows the missing privilege and the GRANT for it",
+    ),
+    (
+        lambda error, _: isinstance(error, pg.LockNotAvailable),
+        TableLocked,
+        "Walmere retries; SELECT * FROM pg_locks WHERE granted shows who holds the lock",
+    ),
+    (lambda _, text: bool(_GONE.search(text)), SlotLost, SLOT_LOST_HINT),
+    (
+        lambda error, _: isinstance(error, pg.ObjectInUse),
+        SlotInUse,
+        "only one receiver can use a slot: stop the other one, or set another source.slot",
+    ),
+    (lambda error, text: _is_missing(error, text, "replication slot"), SlotMissing, SLOT_MISSING_HINT),
+    (
+        lambda error, text: _is_missing(error, text, "publication") and "output plugin" in (error.diag.context or ""),
+        PublicationMissing,
+        PUBLICATION_WAS_MISSING_HINT,
+    ),
+    (
+        lambda error, text: _is_missing(error, text, "publication"),
+        PublicationMissing,
+        "CREATE PUBLICATION … on the source, or correct source.publications",
+    ),
+    (lambda _, text: "different column lists" in text, ColumnListsDiffer, COLUMN_LISTS_DIFFERED_HINT),
+    (
+        lambda error, _: isinstance(error, pg.ConfigurationLimitExceeded),
+        NotConfigured,
+        "increase max_replication_slots or max_wal_senders on the source, then restart it",
+    ),
+    (
+        lambda _, text: "wal_level" in text or "logical decoding" in text,
+        NotConfigured,
+        "ALTER SYSTEM SET wal_level = 'logical'; then restart the source",
+    ),
+    (
+        lambda error, _: error.sqlstate is None or error.sqlstate[:2] in _TRANSIENT,
+        SourceUnavailable,
+        "Walmere retries; if this repeats, see the log of the source",
+    ),
+)
+"""Errors of the server, with error class and hint. The first that fits counts."""
+
+
+def translate(error: psycopg.Error, doing: str, scrub: Scrub = lambda text: text) -> SourceError:
+    """Convert an error of the server to a SourceError."""
+    text = scrub(" ".join(str(error).split()))
+    detail = scrub(error.diag.message_detail or "")
+    text = f"{text} ({detail})" if detail and detail not in text else text
+    if error.sqlstate is None:
+        for pattern, kind, hint in _AT_LOGIN:
+            if match := pattern.search(text):
+                return kind(doing, text, hint.format(*(name.replace('"', '""') for name in match.groups())))
+    for fits, kind, hint in _BY_ERROR:
+        if fits(error, text):
+            return kind(doing, text, hint)
+    return SourceError(doing, text)
 
 
 def error_of(result: PGresult) -> psycopg.Error:

@@ -91,7 +91,7 @@ class ApplyWorker(Protocol):
 class Launcher:
     """One run of a subscription."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of a run, and its callbacks
         self,
         config: Config,
         config_file: Path,

@@ -149,7 +149,7 @@ class _SourceTable:
 class Prover:
     """Compares tables at one point."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of a comparison, and its callbacks
         self,
         source: Source,
         point: ConsistentPoint,
