@@ -25,7 +25,7 @@ def trim(writer: Writer) -> None:
 
 def following(log: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The transactions as they come; asking for one more than there are is the end of the test's patience."""
-    monkeypatch.setattr(reading, "_POLL", 0)
+    monkeypatch.setattr(reading, "_POLL_SECONDS", 0)
     patience = iter(range(50))
     with Reader(log) as reader:
         for transaction in reader.transactions(follow=lambda: next(patience, None) is not None):

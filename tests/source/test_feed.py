@@ -17,7 +17,7 @@ from walmere.subscription.progress import SinkPositions
 
 
 def test_what_is_wrong_with_an_option_is_said_without_the_secret() -> None:
-    with pytest.raises(ConfigError, match="option slot: a slot's name") as refused:
+    with pytest.raises(ConfigError, match="option slot: must have 1 to 63 lower-case") as refused:
         SourceServer.of("host=db password=s3cret", ("p",), "No Slot")
     assert "s3cret" not in str(refused.value)
 

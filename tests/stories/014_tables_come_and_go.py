@@ -134,7 +134,7 @@ def test_a_table_is_copied_again_on_request_and_readers_see_the_old_contents_unt
     mirror.delta("t").delete("id = 8")
     code, said, _ = here("resync", "-c", mirror.file, "public.t", "--no-wait")
     assert code == 0
-    assert "or the next" in said
+    assert "or by the next `walmere run`" in said
     mirror.run_once()
     mirror.assert_equal("t", "other")
     mirror.delta("t").delete("id = 9")
