@@ -1,15 +1,15 @@
 """A snapshot with an LSN while transactions are open on the source: without a slot, which would wait for their end.
 
-A new slot gives a snapshot and an LSN that belong together, but only after every transaction has ended that was running
-when it was asked for: a prepared transaction, or one that somebody has left open, holds it up for hours. An ordinary
-snapshot waits for nobody, and it says which transactions it does not see: those whose xid is listed as in progress, or
-is newer than all others. The change log has the xid of every transaction, in commit order. So the LSN is found there:
-where the first transaction commits that the snapshot does not see.
+A new slot gives a snapshot and its LSN, but only after the end of every transaction that was running when the slot was
+requested. A prepared transaction, or one that is idle in transaction, can delay it for hours. An ordinary snapshot does
+not wait, and it says which transactions it does not see: those whose xid is listed as in progress, or is newer than all
+others. The change log has the xid of every transaction, in commit order. So the LSN is found there: where the first
+transaction commits that the snapshot does not see.
 
 PostgreSQL makes a commit visible a moment after it is in the WAL, and with synchronous replication only when a standby
-has confirmed it. So two commits may become visible in another order. Where the log shows that, there is no such LSN,
-and another snapshot is taken. The log is searched from what was flushed some time before the snapshot. A commit that is
-older and not visible yet would make source and target look different, never equal.
+has confirmed it. So two commits may become visible in another order than they are in the log. Then there is no such
+LSN, and another snapshot is taken. The log is searched from a position that was flushed some time before the snapshot.
+A commit that is older and not visible yet would make source and target look different, never equal.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from walmere.storage import Lock
 
 _POLL: Final = 0.05
 _BEFORE: Final = 1.0
-"""Seconds between the position from which the log is searched and the snapshot."""
+"""Seconds from reading the position at which the search of the log starts, to the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
     """Which transactions a snapshot sees: PostgreSQL's pg_snapshot."""
 
-    xmax: int  # the first xid that had not been given away
+    xmax: int  # the first xid that was not assigned yet
     in_progress: frozenset[int]
 
     @classmethod
     def parse(cls, text: str) -> Visible:
-        """Of `xmin:xmax:xip,xip,…`."""
+        """From `xmin:xmax:xip,xip,…`."""
         _, xmax, running = text.split(":")
         return cls(int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
@@ -64,7 +64,7 @@ def snapshot_beside_open_transactions(
 ) -> Iterator[Snapshot | None]:
     """A snapshot and its LSN, as long as the context is open. None: there is no such LSN, so try again.
 
-    `receive` brings the log to an LSN, if nobody else does. Raises TimeoutError if the log does not come so far.
+    `receive` receives up to an LSN, if no receiver is running. Raises TimeoutError if the log does not reach it.
     """
     with closing(connect(source, application_name)) as session:
         with translate_errors(source, "taking a snapshot"):
@@ -75,14 +75,14 @@ def snapshot_beside_open_transactions(
                 "SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::text"
             ).fetchall()
             end = catalog.insert_position(session)
-        _move_on(source, application_name)
+        _emit_message(source, application_name)
         _wait_for_log(changelog, end, receive, deadline)
         lsn = boundary(changelog, Lsn.parse(flushed), end, Visible.parse(visible))
         yield None if lsn is None else Snapshot(name, lsn)
 
 
 def boundary(changelog: Path, start: Lsn, end: Lsn, visible: Visible) -> Lsn | None:
-    """The LSN between these that has all visible transactions of the log before it, and no others; None: none has."""
+    """The LSN between these with all visible transactions of the log before it, and no others; None: there is none."""
     first_unseen, last_seen = end, start
     with ManifestSearch(changelog) as log:
         for record in log.commits_after(start):
@@ -103,12 +103,12 @@ def _transactions(changelog: Path, record: Transactions | Transaction) -> Iterat
     for block in [block for block in file.blocks if block.relation == 0]:
         rows = read_block(changelog, Segment(file.file, file.length, file.streamed, (block,)), 0)
         commits, xids = rows.column("commit_lsn").to_pylist(), rows.column("xid").to_pylist()
-        # a message outside transactions has no xid
+        # a logical message outside transactions has no xid
         yield from ((Lsn(commit), xid) for commit, xid in {*zip(commits, xids, strict=True)} if xid)
 
 
-def _move_on(source: Source, application_name: str) -> None:
-    """Where nothing happens, the stream would not come to the snapshot's end for long."""
+def _emit_message(source: Source, application_name: str) -> None:
+    """Write a logical message: without any changes, the stream may take long to reach the snapshot's LSN."""
     with (
         suppress(SourceError),
         closing(connect(source, application_name)) as connection,
@@ -124,7 +124,7 @@ def _wait_for_log(changelog: Path, end: Lsn, receive: Callable[[Lsn], object], d
             if log.end_lsn >= end:
                 return
         if Lock.holder(changelog) is None:
-            with suppress(ChangeLogInUse):  # somebody was faster
+            with suppress(ChangeLogInUse):  # a receiver has started meanwhile
                 receive(end)
                 continue
         if time.monotonic() > deadline:

@@ -2,17 +2,17 @@
 
     1. A hold keeps the run, if there is one, from planning another batch.
     2. A temporary slot gives a snapshot and its LSN; the hold becomes a cut there.
-    3. The run goes on; one of its batches ends exactly at that LSN, and the ledger says which versions that made. If
-       nobody runs, we run the subscription up to there ourselves.
+    3. The run goes on; one of its batches ends exactly at that LSN, and the ledger says which versions that made. If no
+       process runs the subscription, `verify` applies up to that LSN itself.
 
-The snapshot and the cut are kept until all is compared; changes are received and applied meanwhile as ever. The slot is
-not: an ordinary session takes the snapshot over and exports it again. So the source keeps no WAL for us, and what it
-pays is what any long query costs: rows that are deleted or updated meanwhile cannot be vacuumed away.
+The snapshot and the cut are kept until all tables are compared. Changes are received and applied meanwhile. The slot is
+dropped: an ordinary session imports the snapshot and exports it again. So the source keeps no WAL for us. The cost is
+that of any long query: rows that are deleted or updated meanwhile cannot be vacuumed.
 
 The slot waits for the transactions that are open on the source. If they take longer than some seconds, a snapshot is
-taken without a slot (see `open_transactions`). If tables are past the LSN when it is known, because the hold was over,
-it is tried again, with a longer hold. Every wait ends: after `wait` seconds it is given up, and the transactions that
-are in the way are named.
+taken without a slot (see `open_transactions`). If tables are past the LSN when it is known, because the hold has ended,
+it is tried again, with a longer hold. Every wait has a timeout: after `wait` seconds verify gives up, and names the
+transactions that block it.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from walmere.subscription.cuts import Cut
 from walmere.verify.open_transactions import snapshot_beside_open_transactions
 
 HOLD: Final = 10.0
-"""Seconds for which tables wait for the snapshot, at first."""
+"""Seconds for which batches wait for the snapshot, in the first attempt."""
 _ATTEMPTS: Final = 4
 SLOT_WAIT: Final = 3.0
 """Seconds for which a slot may wait for open transactions; then the snapshot is taken without one."""
 _POLL: Final = 0.05
 APPLICATION: Final = "walmere verify"
 LOCK_TIMEOUT: Final = 10.0
-"""Seconds to wait for a table that somebody has locked, at the most; then it is not compared."""
+"""Seconds to wait for a table that another session has locked; then it is not compared."""
 _DOING: Final = "looking for a point to compare at"
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistentPoint:
-    """Where to compare."""
+    """A snapshot of the source, and the versions of the tables at its LSN."""
 
     snapshot: Snapshot
     entry: Entry
@@ -78,12 +78,12 @@ def consistent_point(
 ) -> Iterator[ConsistentPoint]:
     """A point that lasts as long as the context is open.
 
-    `catch_up` runs the subscription up to an LSN, `receive` brings the change log there.
+    `catch_up` runs the subscription up to an LSN, `receive` receives up to an LSN.
 
-    Raises NotCompared if there is none within `wait` seconds in which nothing moves on.
+    Raises NotCompared if there is no progress for `wait` seconds.
     """
     for attempt in range(_ATTEMPTS):
-        # never the same name: the server lets go of a temporary slot in its own time
+        # a new name each time: the server may drop a temporary slot with a delay
         slot = snapshot.slot_name(subscription, os.getpid(), f"verify_{secrets.token_hex(4)}")
         taking = functools.partial(_snapshot, source, slot, directory / paths.CHANGELOG, receive)
         with closing(Cut(directory, HOLD * 2**attempt)) as cut, taking(wait) as made:
@@ -96,9 +96,9 @@ def consistent_point(
                 return
     raise NotCompared(
         _DOING,
-        f"{_ATTEMPTS} times the tables were past the snapshot before it was there: transactions on the source take"
+        f"in {_ATTEMPTS} attempts the tables were past the snapshot when it was ready: transactions on the source take"
         " long, or a table is being copied",
-        "try again when they are over (SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start)",
+        "try again when they have ended (SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start)",
     )
 
 
@@ -106,7 +106,7 @@ def consistent_point(
 def _snapshot(
     source: Source, slot: str, changelog: Path, receive: Callable[[Lsn], object], wait: float
 ) -> Iterator[Snapshot | None]:
-    """By a slot; or without one, if it would have to wait."""
+    """A snapshot from a slot; without a slot if that would have to wait."""
     with ExitStack() as stack:
         try:
             made: Snapshot | None = stack.enter_context(_by_slot(source, slot, min(wait, SLOT_WAIT)))
@@ -143,7 +143,7 @@ def _exported(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
         with suppress(WalmereError):
             blocking.extend(transactions.writing(source, APPLICATION))
         late.set()
-        # a server that is not told goes on waiting after we have gone
+        # otherwise the server goes on waiting after this process has ended
         with suppress(WalmereError), translate_errors(source, "cancelling"):
             connection.cancel_safe(timeout=5.0)
 
@@ -159,8 +159,8 @@ def _exported(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
             if late.is_set():
                 raise NotCompared(
                     _DOING,
-                    f"a snapshot waits for transactions that are open on the source, for {wait:g} s already: "
-                    + ("; ".join(blocking) or "which ones is hidden from this role"),
+                    f"a snapshot has waited {wait:g} s for transactions that are open on the source: "
+                    + ("; ".join(blocking) or "this role cannot see which ones"),
                     "end them (SELECT pg_terminate_backend(pid), or ROLLBACK PREPARED / COMMIT PREPARED), or give"
                     " them more time: --wait SECONDS",
                 ) from None
@@ -172,9 +172,9 @@ def _exported(source: Source, slot: str, wait: float) -> Iterator[Snapshot]:
 
 
 def _reach(source: Source, directory: Path, lsn: Lsn, catch_up: Callable[[Lsn], None], wait: float) -> Entry | None:
-    """Wait until the tables are there; None if they are past it."""
+    """Wait until the tables are at the LSN; None if they are past it."""
     run = directory / paths.RUN
-    told = False
+    emitted = False
     reached: Lsn | None = None
     deadline = time.monotonic() + wait
     while True:
@@ -188,21 +188,21 @@ def _reach(source: Source, directory: Path, lsn: Lsn, catch_up: Callable[[Lsn], 
             raise NotCompared(
                 _DOING,
                 f"the running process has not applied anything for {wait:g} s: it is at {reached or 'no LSN yet'},"
-                f" and {lsn} is wanted",
+                f" before {lsn}",
                 "see `walmere status`; or give it more time: --wait SECONDS",
             )
         if Lock.holder(run) is None:
-            with suppress(ChangeLogInUse):  # somebody was faster
+            with suppress(ChangeLogInUse):  # a run has started meanwhile
                 catch_up(lsn)
                 return Ledger(directory).at(lsn)
-        if not told:
-            _nudge(source)
-            told = True
+        if not emitted:
+            _emit_message(source)
+            emitted = True
         time.sleep(_POLL)
 
 
-def _nudge(source: Source) -> None:
-    """Have something go through the stream: where nothing happens, it would not come to the LSN for long."""
+def _emit_message(source: Source) -> None:
+    """Write a logical message: without any changes, the stream may take long to reach the LSN."""
     with (
         suppress(SourceError),
         closing(connect(source, APPLICATION)) as connection,

@@ -1,10 +1,10 @@
 """The proof that source and target agree: every row and every column of every table, at one LSN.
 
-What the tables are at the source (columns, row filter, where their rows lie) is asked first, in the snapshot. Some of
-the catalogs speak of now even there, so one that has been altered since its target was made like it is not compared.
-Then tables are compared side by side, and each by many tasks: fingerprints of all pieces of both sides, and the rows of
-those buckets that do not agree. A table that cannot be compared at this point, because it is being copied, was refused,
-rewritten, altered or is locked, is neither equal nor different, and the verdict says why.
+First the definitions of the tables at the source (columns, row filter, pages) are read, in the snapshot. Some catalog
+functions do not use the snapshot, so a table that was altered since its target was made is not compared. Then several
+tables are compared at a time, each by many tasks: fingerprints of all pieces of both sides, and the rows of the buckets
+that differ. A table that cannot be compared at this point, because it is being copied, was refused, rewritten, altered
+or is locked, is neither equal nor different, and the verdict has the reason.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ FLOAT4, FLOAT8 = 700, 701
 
 
 class Adding(Tasks, Protocol):
-    """Tasks whose results can be added up where they are."""
+    """Tasks whose results are added by Spark."""
 
     def add(
-        self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, tell: Callable[[int, int], None]
+        self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, on_progress: Callable[[int, int], None]
     ) -> Any:
-        """The sum of all results. Also of very many: they do not all come together in one place."""
+        """The sum of all results. There may be very many: they are not all sent to the driver."""
 
 
 class Shuffle(Protocol):
-    """Something that brings rows of many pieces together."""
+    """Groups the rows of many pieces."""
 
     def reduce(
         self,
@@ -65,26 +65,26 @@ class Shuffle(Protocol):
         function: Callable[[pa.Table], pa.Table],
         reduced: str,
     ) -> list[Any]:
-        """What the function makes of the rows that have the same value in a column."""
+        """The function's results for the rows with the same value in the column `by`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of comparing one table."""
+    """The result for one table."""
 
     name: str
     source_rows: int = 0
     target_rows: int = 0
     missing: int = 0  # rows that only the source has
-    extra: int = 0  # rows that only the target has, also one that it has once too often
-    different: int = 0  # rows of the same key, with other values
-    unrecorded_rejects: int = 0  # values that its types cannot hold, each once, and that are not among its rejects
+    extra: int = 0  # rows that only the target has, or that it has more often
+    different: int = 0  # rows with the same key and other values
+    unrecorded_rejects: int = 0  # distinct values that the target cannot hold and that are not in its rejects
     seconds: float = 0.0
     sample: float | None = None  # percent of the rows that were compared; None: all
     examples: tuple[Difference, ...] = ()
-    error: str | None = None  # why it could not be compared; or, if it was, why rows were not: the columns differ
+    error: str | None = None  # why it could not be compared, or how its columns differ
     compared: bool = True
-    passing: bool = False  # what was in the way may not be, at a newer point
+    passing: bool = False  # comparing it at a newer point may succeed
 
     @property
     def equal(self) -> bool | None:
@@ -95,11 +95,11 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """In words."""
+        """`equal` in words."""
         return {True: "equal", False: "different", None: "not compared"}[self.equal]
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """As `verify --json` prints it."""
         counts = asdict(self)
         del counts["compared"], counts["passing"]
         return {"equal": self.equal, "outcome": self.outcome, **counts}
@@ -107,7 +107,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What came of comparing all of them."""
+    """The result for all tables."""
 
     lsn: Lsn
     tables: tuple[Verdict, ...]
@@ -119,13 +119,13 @@ class Proof:
         return False if False in outcomes else None if None in outcomes else True
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """As `verify --json` prints it."""
         return {"lsn": str(self.lsn), "equal": self.equal, "tables": [each.to_json() for each in self.tables]}
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What is wanted of a proof."""
+    """Options of `verify`."""
 
     sample: float | None = None  # percent
     show_values: bool = False
@@ -163,9 +163,9 @@ class Prover:
         running: bool = False,
         retries: bool = False,
     ) -> None:
-        """`running`: a process runs the subscription, and may be about to apply what was altered.
+        """`running`: a process runs the subscription, and may apply an altered definition soon.
 
-        `retries`: tables whose trouble may pass will be compared again at a newer point; `on_verdict` waits for that.
+        `retries`: tables that may succeed at a newer point are compared again; `on_verdict` is called after that.
         """
         self._source = source
         self._point = point
@@ -197,8 +197,8 @@ class Prover:
         with snapshot.imported(source, APPLICATION, made) as connection:
             for known in tables:
                 try:
-                    # in a savepoint: an error, as by a lock, must not end the transaction that the others are read in
-                    with translate_errors(source, f"looking at {known.name}"), connection.transaction():
+                    # in a savepoint: an error, such as a lock timeout, must not end the transaction of all tables
+                    with translate_errors(source, f"reading the definition of {known.name}"), connection.transaction():
                         described, types = look(connection, source, known.oid, gather)
                     _require_same(known, described)
                     whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
@@ -219,7 +219,7 @@ class Prover:
             found = Verdict(known.name, error=str(error), passing=self._running)
         except WalmereError as error:
             found = Verdict(known.name, error=str(error), compared=False, passing=known.error is None)
-        except Exception as error:  # of one table, so it must not end the others
+        except Exception as error:  # the other tables are compared all the same
             found = Verdict(known.name, error=f"comparing {known.name}: {error!r}", compared=False)
         found = replace(found, seconds=round(time.monotonic() - began, 3))
         if not (found.passing and self._retries):
@@ -241,7 +241,7 @@ class Prover:
             raise SinkMismatch(
                 f"comparing {known.name}",
                 f"its columns are {_columns(schema)} at the source, and {_columns(scan.schema)} in the target",
-                "a change of the table's definition comes with its next row; else `walmere resync` copies it again",
+                "a new definition is applied with the next changed row; or copy the table again: `walmere resync`",
             )
         layout = RowLayout(schema, described.key, buckets_for(scan.rows), source.types)
         pieces, sampled = self._pieces(described, work, scan, layout)
@@ -282,15 +282,15 @@ class Prover:
         [column] = [each for each in described.columns if each.name == described.key[0]]
         place = layout.schema.names.index(column.name)
         where = sample.in_target(place, layout.schema.field(place).type, intervals)
-        hands = min(self._tasks.parallelism, len(intervals))
+        tasks = min(self._tasks.parallelism, len(intervals))
         source = [
             SourcePiece(
                 replace(work, piece=Range(replace(part, pages=None), 0, None)),
                 layout,
-                sample.at_source(column.name, column.type_oid, intervals[hand::hands]),
+                sample.at_source(column.name, column.type_oid, intervals[number::tasks]),
             )
             for part in described.parts
-            for hand in range(hands)
+            for number in range(tasks)
         ]
         return [*source, *(replace(piece, where=where) for piece in target)], True
 
@@ -309,7 +309,7 @@ class Prover:
         return sample.choose(keys, sample.order_of(key.type), percent, random.Random(self._options.seed))  # noqa: S311
 
     def _unrecorded(self, known: TableState, rejected: frozenset[str]) -> int:
-        """How many of the texts that the source's rows have and the target cannot hold are not among the rejects."""
+        """How many of these texts, which the target cannot hold, are not in the table's rejects."""
         missing = set(rejected)
         name = Rejects.table(known.table)
         if missing and self._sink.count(name):
@@ -321,14 +321,14 @@ class Prover:
 
 def _require_same(known: TableState, described: Table) -> None:
     """Refuse a table that is published in another way, or has other partitions, than when its target was made."""
-    its, had = described.published, known.definition
+    now, then = described.published, known.definition
     if (described.schema, described.name) != known.table or (
-        had is not None and (its.publication_fingerprint, its.leaves) != (had.publication_fingerprint, had.leaves)
+        then is not None and (now.publication_fingerprint, now.leaves) != (then.publication_fingerprint, then.leaves)
     ):
         raise NotMirrored(
             f"comparing {known.name}",
             "it was altered, or its publication or partitions were",
-            "verify again, when the subscription has noticed: that takes some seconds, or a new copy",
+            "verify again when the subscription has noticed it: after some seconds, or after a new copy",
         )
 
 

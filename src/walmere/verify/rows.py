@@ -1,11 +1,11 @@
-"""Row by row, where fingerprints do not agree: which rows are missing, extra or different, and in which columns.
+"""Compares row by row, where fingerprints differ: which rows are missing, extra or different, and in which columns.
 
-Only rows of buckets that differ come here. Spark shuffles them, so that each bucket's rows of both sides meet in one
-task, however large the tables are and however much of them is wrong.
+Only rows of buckets that differ are compared here. Spark shuffles them, so that the rows of a bucket of both sides are
+in one task. This works for tables of any size, and for any number of differences.
 
-A row is known by its key. Where both sides have a row of a key, but not the same, it is *different*; a row too many of
-a key on one side is *missing* or *extra*, also if it is the same row once more. A table without a key is a multiset:
-its rows have no names, and are missing or extra.
+A row is identified by its key. If both sides have a row with this key and the rows are not the same, it is *different*.
+If one side has more rows with this key than the other, the surplus is *missing* or *extra*. A table without a key is a
+multiset: its rows are missing or extra.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPARED: Final = (
     "missing bigint, extra bigint, different bigint, name array<string>, source array<bigint>, target array<bigint>,"
     " source_texts array<string>, target_texts array<string>"
 )
-"""What comparing a bucket gives, in Spark's words: a row for each example, and one for all others."""
+"""The columns of `compare`, as Spark's DDL: a row for each example, and one for all other rows."""
 
 _COMPARE: Final = f"""
 WITH net AS (
@@ -47,18 +47,18 @@ FROM (SELECT *, CASE WHEN shown THEN name END AS example FROM named) GROUP BY ex
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One row, or several of one key."""
+    """One row, or several with the same key."""
 
     what: str  # missing, extra, different
-    key: dict[str, str | None]  # as text; empty if the table has none
-    columns: tuple[str, ...] = ()  # in which it differs
-    source: dict[str, str | None] | None = None  # their values, if they are wanted
+    key: dict[str, str | None]  # as text; empty if the table has no key
+    columns: tuple[str, ...] = ()  # that differ
+    source: dict[str, str | None] | None = None  # their values as text, with --show-values
     target: dict[str, str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """All of a table, counted, and some of them by name."""
+    """The number of differences of a table, and some examples."""
 
     missing: int
     extra: int
@@ -67,14 +67,14 @@ class Differences:
 
 
 def compare(both: pa.Table, examples: int) -> pa.Table:
-    """One bucket. Runs in a Spark task."""
+    """Compare both sides of one bucket. Runs in a Spark task."""
     connection = duckdb.connect(config={"threads": 1})
     connection.register("sides", both)
     return connection.sql(_COMPARE, params={"examples": examples}).to_arrow_table()
 
 
 def gather(found: Iterable[Any], columns: Sequence[str], key: Sequence[str], most: int) -> Differences:
-    """What came of all buckets, in the order of the keys."""
+    """The results of all buckets as one; examples in the order of their keys."""
     rows = list(found)
     named = sorted((row for row in rows if row.name is not None), key=lambda row: [part or "" for part in row.name])
     return Differences(

@@ -1,4 +1,4 @@
-"""Compares the tables of a subscription: brings them to one point, compares them there, and retries what may pass."""
+"""Compares the tables of a subscription: finds a point, compares them there, and retries some at a newer point."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from walmere.verify.proof import OnProgress, OnVerdict, Proof, Prover, VerifyOpt
 
 _POLL: Final = 0.05
 _FIRST_TABLES: Final = 10.0
-"""Seconds that a new run has to find the first tables."""
+"""Seconds to wait for a new run to find the first tables."""
 _SPARK_START: Final = 60.0
-"""Seconds that Spark has to start, in addition to `wait`."""
+"""Seconds to wait for Spark to start, in addition to `wait`."""
 _POINTS: Final = 3
-"""Compare a table at this many points, if it is rewritten, truncated or altered while it is compared."""
+"""Compare a table at up to this many points, if it is rewritten, truncated or altered meanwhile."""
 _RETRY_AFTER: Final = 1.0
-"""Seconds between two of them."""
+"""Seconds between two points."""
 
 
 class RunnableSubscription(Protocol):
-    """What is needed of a subscription."""
+    """The part of `walmere.Subscription` that verify uses."""
 
     file: Path
     config: Config
 
     @property
     def directory(self) -> Path:
-        """Where its state is."""
+        """The directory of its state files."""
 
     @property
     def running(self) -> bool:
@@ -75,11 +75,11 @@ def verify(
     """Compare these tables, or all: see `walmere.Subscription.verify`."""
     config, directory = subscription.config, subscription.directory
     target = sink(config, subscription.file)
-    if not (config.changelog / NAME).exists():  # a run would begin the subscription, with a slot at the source
+    if not (config.changelog / NAME).exists():  # to run would create the subscription, and a slot at the source
         raise NotMirrored(
             "looking for tables to compare",
             f"there is no subscription in {directory}: it was dropped, or has never run",
-            "`walmere run` begins it",
+            "`walmere run` starts it",
         )
     _settle(subscription, wait)
     found = requests.find(Tables(directory), names, "looking for tables to compare") if names else None
@@ -95,7 +95,7 @@ def verify(
         time.sleep(_RETRY_AFTER)
         try:
             made = compare(passing, retries=attempt < _POINTS)
-        except (NotCompared, SourceError):  # what was found at the points before counts
+        except (NotCompared, SourceError):  # the results at earlier points count
             for name in sorted(passing):
                 request.on_verdict(proven[name])
             break
@@ -146,7 +146,7 @@ def _compare(
 
 
 def _run(subscription: RunnableSubscription, until: Lsn, wait: float) -> None:
-    """Up to there. That a table cannot be mirrored is no reason not to compare the others."""
+    """Run the subscription up to an LSN. An error of one table does not keep the others from being compared."""
     ended, stuck = threading.Event(), threading.Event()
     watch = threading.Thread(
         target=_stop_when_stuck, args=(subscription, wait + _SPARK_START, ended, stuck), daemon=True
@@ -164,7 +164,7 @@ def _run(subscription: RunnableSubscription, until: Lsn, wait: float) -> None:
     if stuck.is_set():
         raise NotCompared(
             "bringing the tables to a point to compare at",
-            f"nothing was copied or applied for {wait:g} s, and {until} is wanted",
+            f"nothing was copied or applied for {wait:g} s, before {until}",
             "see `walmere status`; or give it more time: --wait SECONDS",
         )
 
@@ -186,7 +186,7 @@ def _stop_when_stuck(
 
 
 def _settle(subscription: RunnableSubscription, wait: float) -> None:
-    """Wait until every table is copied; but for those that were refused: the proof will say so."""
+    """Wait until every table is copied, except those that were refused."""
     doing, first_tables = "looking for tables to compare", time.monotonic() + _FIRST_TABLES
     deadline = time.monotonic() + wait
     while True:
@@ -195,7 +195,7 @@ def _settle(subscription: RunnableSubscription, wait: float) -> None:
         if tables and not waiting:
             break
         if not subscription.running:
-            with contextlib.suppress(ChangeLogInUse):  # somebody was faster
+            with contextlib.suppress(ChangeLogInUse):  # a run has started meanwhile
                 _run(subscription, subscription.source_position(), wait)
                 tables = [each for each in Tables(subscription.directory) if each.published and not each.of_messages]
                 break
@@ -203,6 +203,6 @@ def _settle(subscription: RunnableSubscription, wait: float) -> None:
             break
         time.sleep(_POLL)
     if not tables:
-        raise NotMirrored(doing, "the publications have none", "ALTER PUBLICATION … ADD TABLE …")
+        raise NotMirrored(doing, "the publications have no tables", "ALTER PUBLICATION … ADD TABLE …")
     if not any(each.follows for each in tables):
-        raise NotMirrored(doing, tables[0].error or "none is copied", "see `walmere status`")
+        raise NotMirrored(doing, tables[0].error or "no table is copied yet", "see `walmere status`")

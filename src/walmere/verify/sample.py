@@ -1,9 +1,9 @@
-"""A sample: some intervals of the key, the same on both sides, so that what is missing or extra there is found.
+"""A sample: some intervals of the key, the same on both sides, so that missing and extra rows in them are found.
 
-The boundaries are keys of the target, chosen at random, so that each interval has about as many rows; those that are
-compared are chosen at random again. At the source an interval is a condition that an index on the key can serve, and no
-other row is sent. It takes a first column of the key whose order is the same on both sides. A table without one is
-compared as a whole.
+The boundaries are keys of the target, chosen at random, so that all intervals have about the same number of rows. Some
+of the intervals are chosen at random and compared. At the source an interval is a condition for which an index on the
+key is used, and no other rows are sent. The first column of the key must have the same order on both sides. Otherwise
+the whole table is compared.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _CASTS: Final = {
     1700: "numeric",
     2950: "uuid",
 }
-"""By type, what a key's text is cast to at the source."""
+"""By type OID, the type that a key's text is cast to at the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Keys from `first` up to, but without, `end`, as text; None: without a bound there."""
+    """Keys from `first` to `end`, without `end`, as text; None: no bound."""
 
     first: str | None
     end: str | None
@@ -47,11 +47,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
-    """A task: some keys of a piece."""
+    """A task: sample keys of a piece."""
 
     sink: Sink
     piece: Any
-    key: pa.Field  # its first column
+    key: pa.Field  # the first column of the key
     count: int
     seed: int
 
@@ -69,22 +69,22 @@ def sample_keys(task: KeySample) -> list[str]:
 def can_sample(type_oid: int, kind: pa.DataType) -> bool:
     """Whether keys of this type have the same order on both sides."""
     if type_oid == 1700:
-        return bool(pa.types.is_decimal(kind))  # else it is text there
+        return bool(pa.types.is_decimal(kind))  # otherwise it is text in the target
     return type_oid in _CASTS or type_oid in _TEXTS
 
 
 def order_of(kind: pa.DataType) -> Callable[[str], Any]:
-    """To sort keys by, as text."""
+    """The sort key of a key's text."""
     return Decimal if pa.types.is_integer(kind) or pa.types.is_decimal(kind) else str.encode
 
 
 def boundaries(percent: float) -> int:
-    """How many keys to choose intervals by."""
+    """How many keys to sample."""
     return min(max(_INTERVALS, round(2 * 100 / percent)), _MOST)
 
 
 def choose(keys: Sequence[str], order: Callable[[str], Any], percent: float, chooser: random.Random) -> list[Interval]:
-    """Some of the intervals between these keys, so that about so many percent of the rows lie in them."""
+    """Some of the intervals between these keys, with about this percentage of the rows."""
     bounds: list[str | None] = [None, *sorted(set(keys), key=order), None]
     wanted = max(1, round((len(bounds) - 1) * percent / 100))
     chosen: list[Interval] = []
@@ -97,7 +97,7 @@ def choose(keys: Sequence[str], order: Callable[[str], Any], percent: float, cho
 
 
 def at_source(column: str, type_oid: int, intervals: Sequence[Interval]) -> str:
-    """In PostgreSQL's SQL. Text is compared by its bytes in UTF-8, whatever the database's encoding and collation."""
+    """As a condition of PostgreSQL. Text is compared by its bytes in UTF-8, in any encoding and collation."""
     name = '"' + column.replace('"', '""') + '"'
     if type_oid in _TEXTS:
         utf8 = f"pg_catalog.convert_to({name}, 'UTF8')"
@@ -107,7 +107,7 @@ def at_source(column: str, type_oid: int, intervals: Sequence[Interval]) -> str:
 
 
 def in_target(place: int, kind: pa.DataType, intervals: Sequence[Interval]) -> str:
-    """In DuckDB's SQL."""
+    """As a condition of DuckDB, on c0, c1, …"""
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return _either(f"c{place}", intervals, str)
     cast = "DATE" if pa.types.is_date(kind) else "TIMESTAMP" if pa.types.is_timestamp(kind) else "VARCHAR"

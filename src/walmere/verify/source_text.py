@@ -1,6 +1,6 @@
 r"""The source's side: what COPY … TO STDOUT sends, as columns of PostgreSQL's text.
 
-`verify` has to find errors in `walmere.types`, so nothing of it is used here, its parser of COPY neither.
+`verify` has to find errors in `walmere.types`, so nothing of it is used here: no codec, and not its parser of COPY.
 
 COPY's text format ends each value with a tab, and the last value of a row with a line break. Within a value, both are
 written with a backslash, so they can be counted. Also written so: a backslash itself, and `\b \f \r \v`. NULL is `\N`.
@@ -99,7 +99,7 @@ def _last(rows: int, count: int) -> Any:
 def unescaped(text: pa.Array) -> pa.Array:
     r"""The values as they are at the source.
 
-    Only what stands between two `\\` can have other escapes: that way `\\n` is not taken for a line break.
+    The text is split at each `\\` first, so that `\\n` is not taken for a line break.
     """
     data = bytes(text.buffers()[2] or b"")
     if b"\\" not in data:
