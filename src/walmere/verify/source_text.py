@@ -53,9 +53,9 @@ def source_schema(columns: int) -> pa.Schema:
 
 def read(data: bytes, target: pa.Schema) -> SourceRows:
     """Whole rows of COPY, for a target with these columns."""
-    columns, rejected = [], {}
+    columns, rejected, ascii_only = [], {}, data.isascii()
     for place, (text, kind) in enumerate(zip(split(data, len(target)), target.types, strict=True)):
-        mask = cannot_hold(text, kind)
+        mask = cannot_hold(text, kind, ascii_only=ascii_only)
         if mask is not None:
             rejected[place] = text.filter(mask)
             columns.append(pc.if_else(mask, pa.scalar(None, _TEXT), text).view(pa.large_string()))
@@ -82,9 +82,8 @@ def split(data: bytes, count: int) -> list[pa.Array]:
     values = pa.Array.from_buffers(_TEXT, 2 * len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     columns = []
     for column in range(count):
-        where = np.arange(column, len(ends), count)
-        taken = values.take(pa.array(2 * where))
-        if (missing := null[where]).any():
+        taken = values.take(pa.array(np.arange(2 * column, 2 * len(ends), 2 * count)))
+        if (missing := null[column::count]).any():
             valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
             taken = pa.Array.from_buffers(_TEXT, len(taken), [valid, *taken.buffers()[1:]])
         columns.append(unescaped(taken))
@@ -116,9 +115,12 @@ def unescaped(text: pa.Array) -> pa.Array:
     return pc.if_else(valid, joined, pa.scalar(None, _TEXT)) if text.null_count else joined
 
 
-def cannot_hold(text: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Where the target's type cannot hold the value, as a mask without nulls; None: nowhere."""
-    masks = [mask for mask in (_outside(text, kind), _not_utf8(text)) if mask is not None]
+def cannot_hold(text: pa.Array, kind: pa.DataType, *, ascii_only: bool = False) -> pa.Array | None:
+    """Where the target's type cannot hold the value, as a mask without nulls; None: nowhere.
+
+    `ascii_only`: all text is known to be ASCII.
+    """
+    masks = [mask for mask in (_outside(text, kind), None if ascii_only else _not_utf8(text)) if mask is not None]
     if not masks:
         return None
     mask = masks[0] if len(masks) == 1 else pc.or_(*(each.fill_null(False) for each in masks))
