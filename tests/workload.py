@@ -14,6 +14,7 @@ from conftest import Database
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.changelog.reader import Reader
 from walmere.config import Config
+from walmere.lsn import Lsn
 from walmere.pgoutput import messages as m
 from walmere.pgoutput.decode import decode
 
@@ -116,7 +117,8 @@ def source_says(database: Database, slot: str) -> Spoken:
             case m.LogicalMessage(prefix=prefix) if prefix == HEARTBEAT:
                 pass  # a receiver's own: the log only takes its position from it
             case m.LogicalMessage(transactional=False):
-                spoken.append((0, message.lsn, [message]))
+                # its LSN is where its record ends; the log has a position inside the record
+                spoken.append((0, Lsn(message.lsn - 1), [message]))
             case m.Insert() | m.Update() | m.Delete() | m.Truncate() | m.LogicalMessage():
                 spoken[-1][2].append(message)
             case m.Commit() | m.Relation() | m.Type() | m.Origin():

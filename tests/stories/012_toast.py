@@ -78,6 +78,7 @@ def test_values_are_left_alone_over_many_updates_and_many_runs(database18: Datab
     assert mirror.rows("docs").total() == 40
 
 
+@pytest.mark.long
 def test_rows_exchange_their_keys_and_keep_their_own_values(database18: Database, tmp_path: Path) -> None:
     database = database18
     create(database)
@@ -120,6 +121,7 @@ def test_rows_exchange_their_keys_and_keep_their_own_values(database18: Database
     mirror.assert_equal("docs", columns=COLUMNS)
 
 
+@pytest.mark.long
 def test_a_row_deleted_and_inserted_again_has_only_its_new_values(database18: Database, tmp_path: Path) -> None:
     database = database18
     create(database)

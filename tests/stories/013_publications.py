@@ -142,6 +142,7 @@ def test_rows_move_into_and_out_of_filters_and_a_row_passes_if_it_passes_one(
         mirror.assert_equal(table, where=where)
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "row filters")
 def test_a_row_that_moves_into_the_filter_brings_its_large_values(database18: Database, tmp_path: Path) -> None:
     """By its key alone: the server sends an Insert without a TOASTed value, so only a new copy has it."""
@@ -238,6 +239,7 @@ def test_only_the_operations_that_are_published_follow_the_copy(database18: Data
     mirror.assert_equal("truncate_insert")
 
 
+@pytest.mark.long
 def test_a_key_inserted_again_is_there_once_although_its_end_was_not_published(
     database18: Database, tmp_path: Path
 ) -> None:
@@ -264,6 +266,7 @@ def test_a_key_inserted_again_is_there_once_although_its_end_was_not_published(
     mirror.assert_equal(*tables)
 
 
+@pytest.mark.long
 def test_an_update_of_a_row_that_was_never_sent_brings_all_of_it(database18: Database, tmp_path: Path) -> None:
     """A native subscriber passes over it (`update_missing`). If the update is not the whole row, a new copy has it."""
     database = database18
@@ -393,6 +396,7 @@ def test_generated_columns_are_left_out_unless_they_are_published(database18: Da
     mirror.assert_equal(*tables, columns="id, v")
 
 
+@pytest.mark.long
 @pytest.mark.since(18, "generated columns that are published")
 def test_generated_columns_come_if_they_are_published(database18: Database, tmp_path: Path) -> None:
     database = database18

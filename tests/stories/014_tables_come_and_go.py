@@ -54,6 +54,7 @@ def test_a_table_that_is_added_is_synced_without_a_restart_and_the_others_do_not
     assert all(each.published for each in mirror.tables())
 
 
+@pytest.mark.long
 def test_a_table_that_is_dropped_and_made_anew_or_renamed_is_followed_under_its_name(
     database18: Database, tmp_path: Path
 ) -> None:

@@ -260,6 +260,7 @@ def test_a_table_that_the_role_may_not_read_is_named_with_the_way_out(
     mirror.assert_equal("readable", "unreadable")
 
 
+@pytest.mark.long
 def test_a_table_whose_rows_are_hidden_from_the_role_is_refused_with_the_way_out(
     database18: Database, role: str, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def put(rows: pa.Table, column: str, where: str, key: Any, value: Any) -> pa.Tab
     return rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))
 
 
+@pytest.mark.long
 def test_without_a_run_it_goes_up_to_the_point_itself(mirror: Mirror) -> None:
     mirror.run_once()
     mirror.database.execute("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
@@ -119,6 +120,7 @@ def test_a_run_goes_on_while_it_is_compared_with(mirror: Mirror) -> None:
     mirror.assert_equal("t", "other")
 
 
+@pytest.mark.long
 def test_any_other_value_is_found_and_named(mirror: Mirror) -> None:
     mirror.run_once()
     damage(mirror, "t", lambda rows: put(rows, "price", "id", 77, pa.scalar(1).as_py()))
@@ -237,6 +239,7 @@ def test_rows_too_few_too_many_twice_or_all_wrong_are_found_and_named(mirror: Mi
     assert {row.columns for row in found.examples} == {("note",)}
 
 
+@pytest.mark.long
 def test_a_multiset_has_no_keys_but_is_compared_all_the_same(mirror: Mirror) -> None:
     database = mirror.database
     database.execute(

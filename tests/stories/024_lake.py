@@ -249,6 +249,7 @@ def test_a_table_restored_from_a_backup_or_changed_by_others_is_copied_again_if_
 # Damaged files
 
 
+@pytest.mark.long
 def test_damage_that_can_be_made_good_is_and_the_run_goes_on(
     database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

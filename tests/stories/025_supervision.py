@@ -164,7 +164,7 @@ def test_a_killed_receiver_is_started_again_and_so_is_a_query_whose_python_proce
     said = [record.getMessage() for record in caplog.records]
     assert any("the receiver was ended by signal 9 (SIGKILL); starting it again" in line for line in said), said
     assert any("starting to apply changes again" in line for line in said), said
-    assert all("\n" not in line for line in said)
+    assert all("\n" not in line for line in said), [(r.name, r.getMessage()) for r in caplog.records]
 
 
 @pytest.mark.long

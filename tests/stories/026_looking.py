@@ -124,6 +124,7 @@ def test_status_without_its_source_shows_what_is_known_here_and_exits_with_1(mir
     assert (code, "public.quiet" in said, "refused" in said) == (1, True, True)
 
 
+@pytest.mark.long
 def test_a_table_that_is_rewritten_locked_or_refused_is_not_compared_and_not_called_different(
     mirror: Mirror, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ def test_check_sees_what_a_run_would_meet(mirror: Mirror, here: Here, monkeypatc
     manifest = mirror.config.changelog / "manifest.jsonl"
     was = manifest.read_bytes()
     manifest.write_bytes(was[:20])
-    assert "torn" in problems(mirror)["change_log"].what
+    assert "incomplete" in problems(mirror)["change_log"].what
     manifest.write_bytes(was)
     monkeypatch.setenv("JAVA_HOME", str(mirror.file.parent))
     monkeypatch.setattr("walmere.subscription.check.LEAST_FREE", 1 << 60)

@@ -40,7 +40,7 @@ def test_an_embedded_server_is_a_publisher_and_leaves_nothing_behind() -> None:
 
 
 def test_a_version_that_is_not_there_is_said_to_be_missing() -> None:
-    with pytest.raises(NotConfigured, match="version 9") as caught, embedded(9):
+    with pytest.raises(NotConfigured, match="PostgreSQL 9 is not on this machine") as caught, embedded(9):
         pass
     assert "pip install" in caught.value.hint
 

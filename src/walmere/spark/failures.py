@@ -76,13 +76,19 @@ def raise_first(failures: Iterable[Failure]) -> None:
     """On the driver: raise the first error of a task, and log its traceback."""
     for failure in failures:
         if failure.traceback:
-            _log.error("%s: %s\n%s", failure.error.doing, failure.error.wrong, failure.traceback)
+            _log_lines(f"{failure.error.doing}: {failure.error.wrong}\n{failure.traceback}")
         raise full_or(failure.error, failure.traceback)
 
 
 def from_spark(error: Exception) -> WalmereError:
     """The error of a job whose tasks returned none: the first line of Spark's exception."""
-    _log.error("a job failed\n%s", error)
+    _log_lines(f"a job failed\n{error}")
     java = getattr(error, "java_exception", None)
     text = str(java.getMessage() if java is not None else error).strip()
     return full_or(WalmereError("running a job on Spark", text.partition("\n")[0] or repr(error)), text)
+
+
+def _log_lines(text: str) -> None:
+    """One record for each line: a log has one line for each record."""
+    for line in text.splitlines():
+        _log.error("%s", line)
