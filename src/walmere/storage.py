@@ -6,7 +6,7 @@ import copy
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,9 +22,14 @@ _ERROR_BYTES: Final = 4096
 
 def write_durably(path: Path, text: str) -> None:
     """Replace a small file atomically: after a crash, the file has the old content or the new content."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
+    write_lines_durably(path, [text.encode()])
+
+
+def write_lines_durably(path: Path, lines: Iterable[bytes]) -> None:
+    """The same for a file that is written line by line."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)

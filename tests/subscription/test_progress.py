@@ -38,7 +38,7 @@ def test_the_log_is_kept_for_a_sink_from_when_it_joins(tmp_path: Path) -> None:
 def test_a_file_half_written_by_a_crash_is_not_read(tmp_path: Path) -> None:
     positions = SinkPositions(tmp_path)
     positions.advance("delta", Lsn(300))
-    (tmp_path / "positions" / "delta.tmp").write_text('{"ls')
+    (tmp_path / "positions" / "delta.json.tmp").write_text('{"ls')
     assert positions.applied() == Lsn(300)
 
 
@@ -53,4 +53,4 @@ def test_a_new_sinks_name_is_durable_before_it_is_relied_on(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "fsync", watch)
     SinkPositions(tmp_path / "s").advance("delta", Lsn(1))
-    assert synced == ["delta.tmp", "positions", "s"]
+    assert synced == ["delta.json.tmp", "positions", "s"]

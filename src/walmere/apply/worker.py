@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from walmere.apply import decode as changes
-from walmere.apply import messages
+from walmere.apply import logical_messages
 from walmere.apply.decode import Span
 from walmere.apply.fold import fold
 from walmere.apply.jobs import ApplyJob
-from walmere.apply.messages import MESSAGES
+from walmere.apply.logical_messages import MESSAGES
 from walmere.apply.rejects import Rejects
 from walmere.apply.standing import Behind, compare
 from walmere.definition import Shape
@@ -84,7 +84,7 @@ def _apply_job(job: ApplyJob) -> Applied:
         rejects = sink.count(Rejects.table(name))
         return Applied(job.oid, rejects=rejects, version=found.version, lsn=reached)
     if found is None or job.of_messages:
-        rows = messages.read(job.blocks.directory, job.blocks.refs, reached)
+        rows = logical_messages.read(job.blocks.directory, job.blocks.refs, reached)
         sink.create(name, MESSAGES)  # also if it was removed: it cannot be copied again
         version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
         return Applied(job.oid, len(rows), version=version, lsn=job.end_lsn)

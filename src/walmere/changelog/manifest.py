@@ -18,6 +18,7 @@ last one is the durable position, which may be confirmed to PostgreSQL.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import zlib
@@ -32,7 +33,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.decode import decode
 from walmere.pgoutput.messages import Relation, Type
 from walmere.pgoutput.relation import RelationVersion
-from walmere.storage import sync_directory
+from walmere.storage import write_lines_durably
 
 VERSION: Final = 1
 NAME: Final = "manifest.jsonl"
@@ -221,14 +222,7 @@ def summarise(manifest: Manifest) -> Summary:
 
 def create(directory: Path, header: Header, entries: Iterable[Entry] = ()) -> None:
     """Write a new manifest, atomically. It replaces an existing one."""
-    temporary = directory / (NAME + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(_render_header(header))
-        file.writelines(map(render, entries))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(directory / NAME)
-    sync_directory(directory)
+    write_lines_durably(directory / NAME, itertools.chain([_render_header(header)], map(render, entries)))
 
 
 def render(entry: Entry) -> bytes:

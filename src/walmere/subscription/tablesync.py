@@ -25,7 +25,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from walmere.apply.messages import MESSAGES
+from walmere.apply.logical_messages import MESSAGES
 from walmere.apply.rejects import Rejects
 from walmere.config import Source
 from walmere.definition import MESSAGES_OID, Definition
