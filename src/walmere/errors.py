@@ -63,6 +63,10 @@ class WalmereError(Exception):
     def __str__(self) -> str:
         return f"{self.doing}: {self.wrong}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
+    def with_doing(self, doing: str) -> WalmereError:
+        """The same error, with another text for what was being done."""
+        return type(self)(doing, *self.args[1:])
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON, for another process; `from_dict` is the inverse."""
         return {"error": type(self).__name__, "arguments": list(self.args)}

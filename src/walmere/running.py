@@ -100,7 +100,7 @@ def launcher(
 ) -> Launcher:
     """Start Spark and create a launcher that is ready to run.
 
-    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch; give one of them.
+    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch.
     """
     target = sink(config, file)
     directory, name = config.subscription.directory, config.subscription.name
@@ -121,5 +121,10 @@ def launcher(
     if on_progress is None:
         return make_launcher(make_apply(on_batch=on_batch))
     progress = RunProgress(tables, on_progress)
-    apply = make_apply(on_batch=progress.batch_applied)
+
+    def batch_applied(applied: list[Applied], lsn: Lsn) -> None:
+        progress.batch_applied(applied, lsn)
+        on_batch(applied, lsn)
+
+    apply = make_apply(on_batch=batch_applied)
     return make_launcher(apply, on_poll=progress.poll, on_end=progress.end)

@@ -18,6 +18,7 @@ from walmere.errors import ChangeLogError, ChangeLogInUse, StateDamaged, Walmere
 Content = TypeVar("Content")
 
 _ERROR_BYTES: Final = 4096
+"""Reserve this many bytes for an error."""
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -71,7 +72,7 @@ def reserve_error(path: Path) -> None:
 def write_error(path: Path, error: WalmereError) -> None:
     """Write an error to a file that `reserve_error` created."""
     with suppress(OSError), path.open("r+b") as file:
-        file.write(json.dumps(error.to_dict()).encode())
+        file.write(json.dumps(error.to_dict()).encode().ljust(_ERROR_BYTES))  # over all of an earlier error
 
 
 def read_error(path: Path) -> WalmereError | None:

@@ -79,6 +79,12 @@ def test_a_task_that_is_killed_again_and_again_is_named_by_spark(tasks: SparkTas
     assert "\n" not in str(caught.value)
 
 
+def test_an_error_of_all_tasks_comes_back_from_a_sum_of_many(tasks: SparkTasks) -> None:
+    error = SourceUnavailable("copying t", "gone")
+    with pytest.raises(SourceUnavailable, match="copying t: gone"):
+        tasks.add(raising(error), list(range(65)), 0, lambda *_: None)
+
+
 def test_a_failure_ends_the_other_tasks_of_its_job(tasks: SparkTasks, tmp_path: Path) -> None:
     ended = tmp_path / "ended"
 

@@ -114,14 +114,15 @@ def test_sigterm_ends_the_receiver_cleanly_with_everything_confirmed(
     assert confirmed(database) <= Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
 
 
-def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path, start_receiver: Start) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path, start_receiver: Start, times: int) -> None:
     MixedLoad.create(database)
     config = database.config(tmp_path / "subscription")
     receive_all(database, config)
     database.execute(f"SELECT pg_copy_logical_replication_slot('{database.slot}', 'truth_{database.name}')")
     receiver = start_receiver(config)
     with MixedLoad(database, seed=1):
-        for _ in range(2):
+        for _ in range(times):
             wait_until_streaming(database, receiver, tmp_path / "receiver.log")
             time.sleep(0.2)
             database.execute(

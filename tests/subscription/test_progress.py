@@ -54,3 +54,11 @@ def test_a_new_sinks_name_is_durable_before_it_is_relied_on(tmp_path: Path, monk
     monkeypatch.setattr(os, "fsync", watch)
     SinkPositions(tmp_path / "s").advance("delta", Lsn(1))
     assert synced == ["delta.json.tmp", "positions", "s"]
+
+
+def test_positions_of_an_earlier_version_are_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "origins").mkdir()
+    (tmp_path / "origins" / "query-report.json").write_text('{"lsn": "0/64"}')
+    assert SinkPositions(tmp_path).positions() == {"query-report": Lsn(100)}
+    assert SinkPositions(tmp_path).applied() == Lsn(100)
+    assert not (tmp_path / "origins").exists()

@@ -52,7 +52,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from walmere.errors import SinkFull, WalmereError
+from walmere.errors import SinkError, SinkFull, WalmereError
 from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
@@ -246,7 +246,12 @@ _DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|os 
 
 
 def full_or(error: WalmereError, output: str = "") -> WalmereError:
-    """SinkFull, if the error or the output says that a disk is full. Otherwise the error itself."""
+    """SinkFull, if the error or the output says that a disk is full. Otherwise the error itself.
+
+    Other disks can be full, too: an error of the source or of the change log stays as it is.
+    """
+    if type(error) is not WalmereError and not isinstance(error, SinkError):
+        return error
     full = _DISK_FULL.search(error.wrong) or _DISK_FULL.search(output)
     if full is None:
         return error

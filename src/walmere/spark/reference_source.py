@@ -63,6 +63,12 @@ class _References(DataSourceStreamReader):
         except WalmereError as error:
             write_error(Path(self._options["directory"], paths.PLANNER_ERROR), error)
             raise
+        except Exception as error:  # Spark logs the traceback
+            one_line = " ".join(repr(error).split())
+            write_error(
+                Path(self._options["directory"], paths.PLANNER_ERROR), WalmereError("planning a batch", one_line)
+            )
+            raise
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

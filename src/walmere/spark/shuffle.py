@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import Row, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from walmere.spark.failures import Failure, attempts, result_or_failure
 from walmere.spark.tasks import SparkTasks
@@ -34,10 +36,16 @@ class SparkShuffle:
         tries = attempts(context)
         items: Any = context.parallelize([(pickle.dumps(piece),) for piece in pieces], len(pieces))
 
-        def grouped(rows: pa.Table) -> pa.Table:  # Spark reads the annotations
-            return function(rows)
+        nothing = to_arrow_schema(StructType.fromDDL(reduced)).empty_table()
 
         with self._tasks.job() as failures:
+
+            def grouped(rows: pa.Table) -> pa.Table:  # Spark reads the annotations
+                result = result_or_failure(tries, function, rows)
+                if isinstance(result, Failure):
+                    failures.add([result])
+                    return nothing
+                return result
 
             def rows_of(items: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 for batch in items:

@@ -6,7 +6,7 @@ import operator
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -101,6 +101,9 @@ class SparkTasks:
         except (Py4JError, OSError) as error:
             require_alive(seconds=_POLL)
             raise WalmereError("running a job on Spark", str(error) or repr(error)) from None
+        except Exception:  # also PySpark's own, if all tasks have failed and there is nothing to reduce
+            raise_first(failures.value)
+            raise
         finally:
             ended.set()
             self._tags.discard(tag)
@@ -119,7 +122,8 @@ class SparkTasks:
         """Cancel the job after a failure, because its other tasks may take hours."""
         while not ended.wait(_POLL):
             if failures.value:
-                self._context.cancelJobsWithTag(tag)
+                with suppress(Py4JError, OSError):  # the JVM has ended, and the job with it
+                    self._context.cancelJobsWithTag(tag)
                 return
 
 

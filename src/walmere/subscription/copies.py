@@ -133,7 +133,7 @@ class CopyScheduler:
     def _refused(self, oid: int, error: WalmereError, now: float) -> None:
         known = self._tables.get(oid)
         name = known.name if known is not None else "a table that was removed from the publication"
-        self.failed[oid] = type(error)(f"mirroring {name}, {error.doing}", error.wrong, error.hint)
+        self.failed[oid] = error.with_doing(f"mirroring {name}, {error.doing}")
         read_rows = oid in self._sync.read_rows and not isinstance(error, SinkFull)
         self._delay_retry(oid, now, MAX_RETRY_INTERVAL_AFTER_READ if read_rows else MAX_RETRY_INTERVAL)
         _log.warning("%s", self.failed[oid])

@@ -8,6 +8,7 @@ subscription without a sink has no applied position, and its log is kept by time
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,10 @@ class SinkPositions:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / paths.POSITIONS
+        earlier = directory / paths.POSITIONS_OF_EARLIER_VERSIONS
+        if earlier.is_dir() and not self._directory.exists():
+            with suppress(OSError):  # another process was faster
+                earlier.rename(self._directory)
 
     def advance(self, sink: str, lsn: Lsn) -> None:
         """Record durably that the sink has applied everything before the LSN."""

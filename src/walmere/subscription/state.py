@@ -269,7 +269,7 @@ def from_json(content: Mapping[str, Any]) -> TableState:
             tuple(PublishedColumn(**each) for each in stored["columns"]),
             stored["natts"],
             Layout(*numbers, *(tuple(map(tuple, each)) for each in rewrites)),
-            stored["publication_fingerprint"],
+            stored.get("publication_fingerprint") or stored["how"],  # its name in earlier versions
             tuple((leaf, since) for leaf, since in stored["leaves"]),
             stored["partial"],
             stored["gathered"],
