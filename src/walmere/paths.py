@@ -16,7 +16,7 @@
     spark.log             what Spark logs
     feed.json             the publications that a query of format pgoutput receives
 
-They are listed here so that `walmere drop` deletes all of them, and no name is used twice.
+They are listed here so that no name is used twice, and `walmere drop` deletes what a subscription has created.
 """
 
 from __future__ import annotations

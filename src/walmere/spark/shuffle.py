@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 from pyspark.sql import Row, SparkSession
@@ -36,7 +36,7 @@ class SparkShuffle:
         tries = attempts(context)
         items: Any = context.parallelize([(pickle.dumps(piece),) for piece in pieces], len(pieces))
 
-        nothing = to_arrow_schema(StructType.fromDDL(reduced)).empty_table()
+        nothing = to_arrow_schema(cast(StructType, StructType.fromDDL(reduced))).empty_table()
 
         with self._tasks.job() as failures:
 
