@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,17 @@ def test_a_run_follows_until_it_is_told_to_end_and_leaves_nothing_running(
     mirror.assert_equal("big", "small")
 
 
+def kill_all_of(run: subprocess.Popen[bytes]) -> None:
+    """kill -9 of a run and of all that it has started."""
+    os.kill(run.pid, signal.SIGSTOP)  # it starts nothing more while we look what it has started
+    started = everything_of(run.pid)
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert run.wait() == -signal.SIGKILL
+    eventually(lambda: not alive(started))
+
+
 def test_killed_while_it_applies_a_later_run_makes_all_equal(database18: Database, tmp_path: Path) -> None:
     """The short form: one kill -9 of the run and of all that it has started."""
     database = database18
@@ -104,13 +116,7 @@ def test_killed_while_it_applies_a_later_run_makes_all_equal(database18: Databas
 
     with MixedLoad(database, seed=7, writers=1), running("run", "-c", mirror.file, output=output) as run:
         eventually(batches_are_applied, 90, output.read_text)
-        os.kill(run.pid, signal.SIGSTOP)  # it starts nothing more while we look what it has started
-        started = everything_of(run.pid)
-        for process in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        assert run.wait() == -signal.SIGKILL
-        eventually(lambda: not alive(started))
+        kill_all_of(run)
     mirror.run_once()
     mirror.assert_equal("notes")
     mirror.assert_equal("accounts", columns="id, balance::text")
@@ -143,13 +149,7 @@ def test_killed_in_the_middle_of_a_copy_and_of_batches_a_later_run_makes_all_equ
     def kill(in_the_middle: Callable[[], bool]) -> None:
         with running("run", "-c", mirror.file, output=said) as run:
             eventually(in_the_middle, 90, said.read_text)
-            os.kill(run.pid, signal.SIGSTOP)  # it gets no further while we look whom it has started
-            started = everything_of(run.pid)
-            for process in started:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            assert run.wait() == -signal.SIGKILL
-            eventually(lambda: not alive(started))
+            kill_all_of(run)
 
     def kill_in_a_batch() -> None:
         before = version()

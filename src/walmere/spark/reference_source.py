@@ -58,16 +58,14 @@ class _References(DataSourceStreamReader):
         from walmere.errors import WalmereError
         from walmere.storage import write_error
 
+        path = Path(self._options["directory"], paths.PLANNER_ERROR)
         try:
             return plan(self._batches)
         except WalmereError as error:
-            write_error(Path(self._options["directory"], paths.PLANNER_ERROR), error)
+            write_error(path, error)
             raise
         except Exception as error:  # Spark logs the traceback
-            one_line = " ".join(repr(error).split())
-            write_error(
-                Path(self._options["directory"], paths.PLANNER_ERROR), WalmereError("planning a batch", one_line)
-            )
+            write_error(path, WalmereError("planning a batch", " ".join(repr(error).split())))
             raise
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
