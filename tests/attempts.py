@@ -51,7 +51,11 @@ class FailsWhenStaged(DeltaSink):
     """The first attempt of each task writes its files, and fails then."""
 
     def stage(
-        self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
+        self,
+        table: TableName,
+        batches: Iterable[pa.RecordBatch],
+        schema: pa.Schema | None = None,
+        identity: Identity | None = None,
     ) -> list[StagedFile]:
         staged = super().stage(table, batches, schema)
         if _attempt(self, "stage", table) == 0:
@@ -92,6 +96,7 @@ class FailsBeforeTheCopyIsCommitted(DeltaSink):
         lsn: Lsn,
         mode: Mode = APPEND,
         schema: pa.Schema | None = None,
+        identity: Identity | None = None,
     ) -> int:
         if mode is OVERWRITE and not seen(Path(self.path)):
             _note(self, "commit")

@@ -17,6 +17,7 @@ from psycopg.sql import SQL, Identifier
 from psycopg.types.json import set_json_loads
 
 from conftest import Database
+from delta_rows import read_delta
 from processes import eventually
 from walmere import config as configuration
 from walmere.config import Config
@@ -115,7 +116,7 @@ master = "local[2]"
 
     def rows(self, table: str, schema: str = "public") -> Counter[tuple[Any, ...]]:
         """What the target holds, as a multiset."""
-        found = self.delta(table, schema).to_pyarrow_table()
+        found = read_delta(self.delta(table, schema))
         return Counter(zip(*(map(_plain, column.to_pylist()) for column in found.columns), strict=True))
 
     def assert_equal(self, *tables: str, schema: str = "public", columns: str = "*", where: str = "true") -> None:

@@ -196,7 +196,8 @@ def test_readers_of_an_older_point_do_not_notice_a_vacuum(sink: DeltaSink) -> No
     lake = three_points(sink)
     for number in range(4, 40):
         put(sink, ORDERS, rows(number), 16 * number)
-        sink.maintain(ORDERS, sink.version(ORDERS), vacuum=True)
+        sink.optimize(ORDERS)
+        sink.vacuum(ORDERS)
         assert [len(point.arrow("orders")) for point in lake.points()] == [1, 2, 3]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import fcntl
+import functools
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -140,14 +142,23 @@ class Directory:
 
     def __init__(self, location: str, options: Mapping[str, str] | None = None) -> None:
         self.location = location
+        self.options = options
         self.local = "://" not in location
-        if self.local:
-            self.filesystem: Any = pafs.SubTreeFileSystem(location, pafs.LocalFileSystem())
-        else:
-            from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415  the receiver writes locally and does not need it
 
-            handler: Any = DeltaStorageHandler(location, None if options is None else dict(options))
-            self.filesystem = pafs.PyFileSystem(handler)
+    @functools.cached_property
+    def filesystem(self) -> Any:
+        """The directory as PyArrow's file system. Raises FileNotFoundError for a URL of what does not exist."""
+        if self.local:
+            return pafs.SubTreeFileSystem(self.location, pafs.LocalFileSystem())
+        # the receiver writes locally and does not need these
+        from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415
+        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415
+
+        try:
+            handler: Any = DeltaStorageHandler(self.location, None if self.options is None else dict(self.options))
+        except TableNotFoundError as error:
+            raise FileNotFoundError(str(error)) from None
+        return pafs.PyFileSystem(handler)
 
     def below(self, name: str) -> Directory:
         """A subdirectory. It need not exist yet."""
@@ -186,6 +197,58 @@ class Directory:
             self.filesystem.move(written, name)
             self.sync("")
 
+    def write(self, name: str, content: bytes) -> None:
+        """Write a new small file, durably. Nobody reads it before this returns."""
+        with self.filesystem.open_output_stream(name, buffer_size=len(content) + 1) as stream:
+            stream.write(content)
+        self.sync(name, str(Path(name).parent))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small file durably, unless there is one of this name. Returns whether it was written.
+
+        Of several processes that create the same file at once, one succeeds, and no reader sees a part of the file.
+        """
+        if not self.local:
+            return self._put_if_absent(name, content)
+        path = Path(self.location, name)
+        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                path.hardlink_to(temporary)
+            except FileExistsError:
+                return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
+        return True
+
+    def _put_if_absent(self, name: str, content: bytes) -> bool:
+        import obstore  # noqa: PLC0415  only for an object store
+
+        options: Any = dict(self.options or {})
+        if self.location.startswith("file:"):
+            options["mkdir"] = True
+        try:
+            obstore.put(obstore.store.from_url(self.location, **options), name, content, mode="create")
+        except obstore.exceptions.AlreadyExistsError:
+            return False
+        return True
+
+    def stamp(self, name: str) -> tuple[Any, ...] | None:
+        """Changes when the file is replaced; None if the file does not exist."""
+        try:
+            if self.local:
+                found = Path(self.location, name).stat()
+                return found.st_ino, found.st_mtime_ns, found.st_size
+            info = self.filesystem.get_file_info(name)
+        except FileNotFoundError:
+            return None
+        return None if info.type is pafs.FileType.NotFound else (info.mtime_ns, info.size)
+
     def append(self, name: str, content: bytes) -> None:
         """Append to a small file that exists. An object is written again as a whole."""
         if not self.local:
@@ -205,8 +268,24 @@ class Directory:
 
     def directories(self, name: str) -> list[str]:
         """The names of the directories in a subdirectory; empty if that does not exist."""
-        found = self.filesystem.get_file_info(pafs.FileSelector(name, allow_not_found=True))
-        return sorted(entry.base_name for entry in found if entry.type is pafs.FileType.Directory)
+        return sorted(entry.base_name for entry in self._entries(name) if entry.type is pafs.FileType.Directory)
+
+    def files(self, name: str) -> dict[str, float]:
+        """The names of the files in a subdirectory, each with when it was written; empty if that does not exist."""
+        return {
+            entry.base_name: entry.mtime_ns / 1e9 for entry in self._entries(name) if entry.type is pafs.FileType.File
+        }
+
+    def _entries(self, name: str) -> list[Any]:
+        try:
+            return list(self.filesystem.get_file_info(pafs.FileSelector(name, allow_not_found=True)))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, name: str) -> None:
+        """Delete a file, if it exists."""
+        with suppress(FileNotFoundError):
+            self.filesystem.delete_file(name)
 
 
 def _fsync(path: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from delta_rows import read_delta
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import History
 from walmere.ledger.lake import read_latest
@@ -31,30 +32,34 @@ class Target:
 
 
 def delta(path: Path) -> Target:
-    return _delta(str(path / "lake"))
+    return _delta(DeltaSink(str(path / "lake"), index=str(path / "index")))
 
 
 def delta_by_url(path: Path) -> Target:
     """The way object stores are reached, on a disk."""
     url = f"file://{path}/lake"
     (path / "lake").mkdir()
-    return _delta(url, races=5)
+    return _delta(DeltaSink(url), races=5)
 
 
-def _delta(location: str, **more: int) -> Target:
-    sink = DeltaSink(location)
+def delta_without_vectors(path: Path) -> Target:
+    """For readers without deletion vectors: changes rewrite files."""
+    return _delta(DeltaSink(str(path / "lake"), deletion_vectors=False))
+
+
+def _delta(sink: DeltaSink, **more: int) -> Target:
     return Target(
         sink,
-        lambda table: sink.open(table).to_pyarrow_table(),
-        lambda table, version: sink.open(table, version).to_pyarrow_table(),
-        lambda: DeltaSink(location),
+        lambda table: read_delta(sink.open(table)),
+        lambda table, version: read_delta(sink.open(table, version)),
+        lambda: replace(sink),
         lambda name: list(History(sink.ledger_directory(name)).entries()),
         lambda name: read_latest(sink.ledger_directory(name)),
         **more,
     )
 
 
-SINKS = {"delta": delta, "delta_by_url": delta_by_url}
+SINKS = {"delta": delta, "delta_by_url": delta_by_url, "delta_without_vectors": delta_without_vectors}
 
 
 @pytest.fixture(params=sorted(SINKS))

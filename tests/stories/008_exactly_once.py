@@ -20,6 +20,7 @@ import pytest
 
 import attempts
 from conftest import Database
+from delta_rows import read_delta
 from mirror import Mirror
 from processes import eventually, walmere
 from receiving import receive_all, summary
@@ -70,7 +71,7 @@ def transactions(mirror: Mirror, table: str) -> list[int]:
 
 
 def rejects(mirror: Mirror, table: str, schema: str = "public") -> list[dict[str, Any]]:
-    return list(mirror.delta(table, f"_rejects.{schema}").to_pyarrow_table().sort_by("lsn").to_pylist())
+    return list(read_delta(mirror.delta(table, f"_rejects.{schema}")).sort_by("lsn").to_pylist())
 
 
 def test_a_task_that_fails_when_its_work_is_done_is_tried_again_and_doubles_nothing(
@@ -377,7 +378,7 @@ def test_at_every_entry_of_the_ledger_the_tables_agree_and_no_lsn_is_confirmed_b
             reached = opened.transaction_version(APP_ID)
             assert reached is not None
             assert reached <= entry.lsn
-            total += sum(opened.to_pyarrow_table()["amount"].to_pylist())
+            total += sum(read_delta(opened)["amount"].to_pylist())
         assert total == Transfers.TOTAL, entry
     for table in ("giro", "savings"):
         lsns = transactions(mirror, table)

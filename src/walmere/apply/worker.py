@@ -124,7 +124,7 @@ def _apply_span(job: ApplyJob, sink: Sink, span: Span, reached: Lsn | None, befo
         return replace(before, changes=count, staged=Staged(name, sink.stage(name, net.appends.to_batches()), rejects))
     end = span.end or job.end_lsn
     rejected = _commit_rejects(sink, name, rejects, end)
-    version = sink.maintain(name, sink.apply(name, net, end, span.identity), job.vacuum)
+    version = sink.apply(name, net, end, span.identity)
     return replace(
         before,
         changes=count,
@@ -174,7 +174,7 @@ def _commit_parts(sink: Sink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied
         return (refused or parts)[0]  # not staged: the table already had the batch
     name = staged[0].name
     rejects = _commit_rejects(sink, name, [file for part in staged for file in part.rejects], end_lsn)
-    version = sink.maintain(name, sink.commit(name, [file for part in staged for file in part.files], end_lsn))
+    version = sink.commit(name, [file for part in staged for file in part.files], end_lsn)
     seconds = max(part.seconds for part in parts)
     done = Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version, end_lsn)
     found = min(part.found for part in staged)

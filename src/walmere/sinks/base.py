@@ -25,7 +25,7 @@ What a sink promises:
    together, where every reader finds it (Delta: `_walmere/<subscription>/`). It is replaced atomically: a reader has
    one point or another, never a mixture. The target has only points that the subscription's ledger has; after a crash
    it may be one behind, until the next run begins. A version of a point can be read for `keep_seconds` after it was
-   replaced, whatever `maintain` does.
+   replaced, whatever upkeep does.
 8. **Owned.** A table has its owner (see `walmere.owner`) in its metadata, from the commit that creates it. A sink with
    an owner refuses to write to a table of another owner.
 
@@ -123,6 +123,13 @@ class Standing:
     columns: tuple[tuple[str, str], ...]  # names, and types as the target writes them
 
 
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """When files are rewritten."""
+
+    deleted_share: float = 0.1  # rewrite a file when so many of its rows are deleted
+
+
 class Mode(StrEnum):
     """What a commit of staged files does with the existing rows."""
 
@@ -182,11 +189,16 @@ class Sink(Protocol):
         """The first commit after a version, up to another, in which another program changes rows; None: none does."""
 
     def stage(
-        self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
+        self,
+        table: TableName,
+        batches: Iterable[pa.RecordBatch],
+        schema: pa.Schema | None = None,
+        identity: Identity | None = None,
     ) -> list[StagedFile]:
         """Write rows from within a task. They become visible when the files of all tasks are committed.
 
-        `schema`: the columns that the table will have after that commit, if they change.
+        `schema`: the columns that the table will have after that commit, if they change. `identity`: how later batches
+        will find the rows, if that is known.
         """
 
     def commit(
@@ -211,11 +223,20 @@ class Sink(Protocol):
         perhaps in tasks.
         """
 
-    def maintain(self, table: TableName, version: int, vacuum: bool = False) -> int:
-        """After a batch has made this version, compact the table if it is time to. Returns the newest version.
+    def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> Sequence[Any]:
+        """What of the table is to be rewritten now, without changing its rows. Each item is work for one task."""
 
-        The rows stay as they are. `vacuum`: some minutes have passed, so delete the files that are no longer needed.
+    def rewrite_files(self, work: Any) -> Any:
+        """Do an item of `plan_upkeep`, from within a task. Batches may be applied meanwhile. Nothing is visible."""
+
+    def replace_files(self, table: TableName, done: Sequence[Any]) -> int | None:
+        """Commit what tasks have rewritten. LSN and rows stay. Returns the version; None: there was nothing to commit.
+
+        Rows that batches have changed meanwhile stay changed.
         """
+
+    def vacuum(self, table: TableName) -> None:
+        """Delete the files that are no longer needed: no version that can be read has them."""
 
     def applied(self, table: TableName) -> Lsn | None:
         """The LSN that the table has reached; None if it has none, or does not exist."""

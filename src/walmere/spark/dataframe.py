@@ -35,7 +35,7 @@ def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
     parts = []
     if plain:
         scheme = "file://" if pinned.directory.local else ""
-        paths = [f"{scheme}{pinned.directory.location}/{file.path}" for file in plain]
+        paths = [f"{scheme}{pinned.directory.location}/{file.name}" for file in plain]
         parts.append(spark.read.schema(schema).options(**_OPTIONS).parquet(*paths))
     if marked:
         references = [(pickle.dumps((pinned.sink, pinned.piece(file))),) for file in marked]

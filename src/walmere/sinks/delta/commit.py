@@ -1,60 +1,64 @@
 """The commit protocol: how two attempts at the same commit take effect once.
 
-Every commit carries its LSN as an app transaction, and is a compare-and-set: it becomes the version right after the one
-at which the LSN was read, or it fails. Of two attempts one wins. The other one reads the LSN again, and finds that
-nothing is left to do.
-
-`max_commit_retries=0` makes it so. By default `deltalake` would check whether the commit can go after the others, and
-refuse it if one of them has the same app id.
+Every commit of rows has its LSN as an app transaction, and is a compare-and-set: it becomes the version right after the
+one at which the LSN was read, or it fails, because its file in the log must not exist yet. Of two attempts one wins.
+The other one reads the LSN again, and finds that nothing is left to do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
+from walmere import __version__
 from walmere.errors import SinkConflict
 from walmere.lsn import Lsn
 from walmere.names import TableName
-from walmere.sinks.base import APPEND, Mode, StagedFile
-from walmere.sinks.delta import log_retention
+from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
+from walmere.sinks.delta import actions, log_retention
 from walmere.sinks.delta.log import MARK
-from walmere.sinks.delta.rewrite import DataFile
+from walmere.sinks.delta.replay import TableVersion, log_file
 from walmere.sinks.delta.schema import delta_schema
-from walmere.sinks.delta.tables import DeltaTables, log_file
+from walmere.sinks.delta.tables import DeltaTables
+from walmere.sinks.delta.vectors import Vector
 
 ATTEMPTS: Final = 10
+ENGINE: Final = f"walmere/{__version__}"
+_CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a commit does to a table."""
 
-    added: Sequence[StagedFile]
-    removed: Sequence[DataFile] = ()
+    added: Sequence[StagedFile] = ()
+    removed: Sequence[str] = ()  # paths of files
+    marked: Mapping[str, Vector] = field(default_factory=dict)  # by path, the new vector of a file, old or added
     mode: Mode = APPEND
     schema: pa.Schema | None = None  # new columns; None: they stay
+    properties: Mapping[str, str] = field(default_factory=dict)  # table properties to set
+    operation: str = "APPLY"
+    metrics: Mapping[str, int] = field(default_factory=dict)  # for the table's history
 
 
-def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[DeltaTable], Change]) -> int:
+def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[TableVersion], Change]) -> int:
     """Commit what `change` returns for the newest version, unless the table has reached the LSN."""
     for attempt in range(ATTEMPTS):
         time.sleep(0.01 * attempt)
-        opened = tables.open(table)
-        tables.require_owner(table, opened)
-        reached = tables.lsn_of(opened)
+        found = tables.current(table)
+        tables.require_owner(table, found)
+        reached = tables.lsn_of(found)
         if reached is not None and reached >= lsn:
-            return opened.version()
-        _keep_log(tables, table, opened)
-        version = try_commit(tables, table, opened, change(opened), lsn)
+            return found.version
+        version = try_commit(tables, table, found, change(found), lsn)
         if version is not None:
             return version
     raise SinkConflict(
@@ -65,42 +69,92 @@ def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[De
 
 
 def try_commit(
-    tables: DeltaTables, table: TableName, opened: DeltaTable, change: Change, lsn: Lsn | None
+    tables: DeltaTables, table: TableName, found: TableVersion, change: Change, lsn: Lsn | None
 ) -> int | None:
-    """Commit the version right after the opened one; None if another commit has taken its place.
+    """Commit the version right after the given one; None if another commit has taken its place.
 
     Without an LSN, the table keeps the one that it has.
     """
-    now = time.time_ns() // 1_000_000
-    data_change = lsn is not None or change.schema is not None
-    actions: list[AddAction | RemoveAction] = [
-        AddAction(file.path, file.size, {}, now, data_change, file.stats) for file in change.added
-    ]
-    actions += [RemoveAction(file.path, data_change, now, file.size, {}) for file in change.removed]
-    try:
-        opened.create_write_transaction(
-            actions,
-            change.mode.value,
-            opened.schema() if change.schema is None else delta_schema(change.schema),
-            commit_properties=CommitProperties(
-                custom_metadata={f"{MARK}tidy": "true"} if lsn is None else {f"{MARK}lsn": str(lsn)},
-                max_commit_retries=0,
-                app_transactions=None if lsn is None else [Transaction(tables.app_id, int(lsn), now)],
-            ),
-        )
-    except CommitFailedError:
+    actions.require_supported(table, found)
+    version = found.version + 1
+    lines = _actions(tables, found, change, lsn)
+    if not put(tables, table, version, lines):
         return None
-    except DeltaError as error:
-        raise tables.not_writable(f"committing to the Delta table {table}", error) from error
-    version = opened.version() + 1
-    tables.directory(table).sync(log_file(version), "_delta_log")
+    interval = (found.properties.get(_CHECKPOINT_INTERVAL) or "").strip()
+    if interval.isdigit() and int(interval) and version % int(interval) == 0:
+        _checkpoint(tables, table)
     return version
 
 
-def _keep_log(tables: DeltaTables, table: TableName, opened: DeltaTable) -> None:
-    """Extend the log retention of a table that was created with a shorter `keep_seconds`. It is never shortened."""
-    too_short = log_retention.too_short(opened.metadata().configuration, tables.keep_hours)
-    if too_short:
-        with contextlib.suppress(DeltaError):  # another commit was first: then the caller's commit fails too
-            opened.alter.set_table_properties(too_short)
-            tables.directory(table).sync(log_file(opened.version()), "_delta_log")
+def put(tables: DeltaTables, table: TableName, version: int, lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Write the commit of a version, durably, unless it exists. Returns whether it was written."""
+    content = "".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines)
+    try:
+        return tables.directory(table).create(log_file(version), content.encode())
+    except OSError as error:
+        raise tables.not_writable(f"committing to the Delta table {table}", error) from error
+
+
+def commit_info(operation: str, metrics: Mapping[str, int], more: Mapping[str, str]) -> dict[str, Any]:
+    """What the history of the table says about a commit."""
+    return {
+        "commitInfo": {
+            "timestamp": time.time_ns() // 1_000_000,
+            "operation": operation,
+            "operationParameters": {},
+            "operationMetrics": {name: str(value) for name, value in metrics.items()},
+            "engineInfo": ENGINE,
+            **{f"{MARK}{name}": value for name, value in more.items()},
+        }
+    }
+
+
+def _actions(tables: DeltaTables, found: TableVersion, change: Change, lsn: Lsn | None) -> list[dict[str, Any]]:
+    now = time.time_ns() // 1_000_000
+    data_change = lsn is not None or change.schema is not None
+    marked = {path: vector for path, vector in change.marked.items() if path in found.adds}
+    removed = list(found.adds) if change.mode is OVERWRITE else [*change.removed, *marked]
+    about = {"tidy": "true"} if lsn is None else {"lsn": str(lsn)}
+    reached = tables.lsn_of(found)
+    if lsn is not None and reached is not None:
+        about["lsn_before"] = str(reached)
+    lines = [commit_info(change.operation, change.metrics, about)]
+    if lsn is not None:
+        lines.append({"txn": {"appId": tables.app_id, "version": int(lsn), "lastUpdated": now}})
+    lines += _definition(tables, found, change)
+    lines += [actions.remove(found.adds[path], now, data_change=data_change) for path in removed]
+    lines += [actions.mark(found.adds[path], vector, data_change=data_change) for path, vector in marked.items()]
+    lines += [actions.add(file, change.marked.get(file.path), now, data_change=data_change) for file in change.added]
+    return lines
+
+
+def _definition(tables: DeltaTables, found: TableVersion, change: Change) -> list[dict[str, Any]]:
+    """The protocol and metadata, if the commit changes them."""
+    lines: list[dict[str, Any]] = []
+    schema = found.arrow_schema if change.schema is None else change.schema
+    longer = log_retention.too_short(found.properties, tables.keep_hours)
+    properties = {**found.properties, **longer, **change.properties}
+    vectors = bool(change.marked) or actions.VECTORS in found.features
+    if change.properties.get(actions.VECTORS_PROPERTY) == "false":
+        vectors = False
+    elif vectors:
+        properties[actions.VECTORS_PROPERTY] = "true"
+    protocol = actions.changed_protocol(found.protocol, schema, vectors=vectors)
+    if protocol is not None:
+        lines.append({"protocol": protocol})
+    metadata = {**found.metadata, "configuration": properties}
+    if change.schema is not None:
+        text = delta_schema(change.schema).to_json()
+        if json.loads(text) != json.loads(found.metadata["schemaString"]):
+            metadata["schemaString"] = text
+    if metadata != {**found.metadata, "configuration": dict(found.properties)}:
+        lines.append({"metaData": metadata})
+    return lines
+
+
+def _checkpoint(tables: DeltaTables, table: TableName) -> None:
+    """Write a checkpoint, and delete the commits that are no longer kept. If it fails, the next one does it."""
+    with contextlib.suppress(DeltaError, OSError):
+        opened = DeltaTable(tables.location(table), storage_options=tables.options)
+        opened.create_checkpoint()
+        opened.cleanup_metadata()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
 
 from walmere.errors import SinkConflict, SinkMismatch
+from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.owner import owned_by_another
 from walmere.sinks.base import OVERWRITE, Run, StagedFile
-from walmere.sinks.delta import log_retention
-from walmere.sinks.delta.commit import ATTEMPTS, Change, try_commit
-from walmere.sinks.delta.rewrite import DataFile, files_of
-from walmere.sinks.delta.schema import arrow_schema, delta_schema, require_different_names
-from walmere.sinks.delta.tables import DeltaTables, log_file, owner_of
+from walmere.sinks.delta import actions, log_retention
+from walmere.sinks.delta.commit import ATTEMPTS, Change, commit_info, put, try_commit
+from walmere.sinks.delta.files import DataFile
+from walmere.sinks.delta.replay import LOG, TableVersion
+from walmere.sinks.delta.schema import delta_schema, require_different_names
+from walmere.sinks.delta.tables import DeltaTables, owner_of
 
 
 def create(tables: DeltaTables, table: TableName, schema: pa.Schema) -> int:
@@ -27,71 +29,70 @@ def create(tables: DeltaTables, table: TableName, schema: pa.Schema) -> int:
     require_different_names(doing, schema)
     wanted = delta_schema(schema)
     location = tables.location(table)
-    if tables.find(table) is None:
-        try:
-            DeltaTable.create(
-                location,
-                wanted,
-                mode="error",
-                name=str(table),
-                configuration={
-                    **log_retention.properties(tables.keep_hours),
-                    **tables.properties,
-                    **tables.owner_properties(),
-                },
-                storage_options=tables.options,
-                commit_properties=CommitProperties(max_commit_retries=0),  # else the loser would create it again
-                raise_if_key_not_exists=False,
-            )
-        except DeltaError as error:
-            if tables.find(table) is None:  # else another attempt was faster
-                raise tables.not_writable(doing, error) from error
-        tables.directory(table).sync("_delta_log", "", "..", "../..")
+    if tables.newest(table) is None:
+        directory = tables.directory(table)
+        if directory.local:
+            directory.below(LOG).make()
+        put(tables, table, 0, _first_commit(tables, table, schema))  # False: another attempt was faster
+        directory.sync(LOG, "", "..", "../..")
     claim(tables, table)
-    opened = tables.open(table)
-    if not _is_ours(tables, opened) and opened.schema().to_json() != wanted.to_json():
+    found = tables.current(table)
+    if not _is_ours(tables, found) and found.schema.to_json() != wanted.to_json():
         raise SinkMismatch(
             doing,
             f"there is a table with other columns at {location}, which Walmere did not write",
             "move it to another directory",
         )
-    return opened.version()
+    return found.version
 
 
-def _is_ours(tables: DeltaTables, opened: DeltaTable) -> bool:
+def _first_commit(tables: DeltaTables, table: TableName, schema: pa.Schema) -> list[dict[str, Any]]:
+    """The commit that creates a table."""
+    properties = {
+        **log_retention.properties(tables.keep_hours),
+        **tables.properties,
+        **tables.owner_properties(),
+        **({actions.VECTORS_PROPERTY: "true"} if tables.deletion_vectors else {}),
+    }
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "name": str(table),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": delta_schema(schema).to_json(),
+        "partitionColumns": [],
+        "configuration": properties,
+        "createdTime": time.time_ns() // 1_000_000,
+    }
+    return [
+        commit_info("CREATE TABLE", {}, {"tidy": "true"}),
+        {"protocol": actions.new_protocol(schema, vectors=tables.deletion_vectors)},
+        {"metaData": metadata},
+    ]
+
+
+def _is_ours(tables: DeltaTables, found: TableVersion) -> bool:
     """Whether Walmere has written all rows of the table."""
-    return tables.lsn_of(opened) is not None or not opened.file_uris()
+    return tables.lsn_of(found) is not None or not found.adds
 
 
 def claim(tables: DeltaTables, table: TableName) -> bool:
     """Write the owner into a table of an earlier version, or take the table over. See `Sink.claim`."""
     doing = f"opening the Delta table {table}"
     for _ in range(ATTEMPTS):
-        opened = tables.find(table)
-        if opened is None or tables.owner is None:
+        version = tables.newest(table)
+        if version is None or tables.owner is None:
             return False
-        found = owner_of(opened)
+        found = owner_of(version)
         is_other = found is not None and not tables.owner.same(found)
         if found is not None and is_other and not tables.take_over:
             raise owned_by_another(doing, f"the table at {tables.location(table)}", found)
-        if not is_other and (found == tables.owner or not _is_ours(tables, opened) or not tables.owner.known):
+        if not is_other and (found == tables.owner or not _is_ours(tables, version) or not tables.owner.known):
             return False
         # LSN 0: the LSN of another source has no meaning here, and the table would look as if it had been copied
-        reset = [Transaction(tables.app_id, 0, time.time_ns() // 1_000_000)]
-        try:
-            opened.alter.set_table_properties(
-                tables.owner_properties(),
-                raise_if_not_exists=False,
-                commit_properties=CommitProperties(
-                    max_commit_retries=0, app_transactions=reset if is_other and tables.lsn_of(opened) else None
-                ),
-            )
-        except CommitFailedError:
-            continue
-        except DeltaError as error:
-            raise tables.not_writable(doing, error) from error
-        tables.directory(table).sync(log_file(opened.version()), "_delta_log")
-        return is_other
+        reset = Lsn(0) if is_other and tables.lsn_of(version) else None
+        change = Change(properties=tables.owner_properties(), operation="CLAIM")
+        if try_commit(tables, table, version, change, reset) is not None:
+            return is_other
     raise SinkConflict(doing, f"another program committed first, {ATTEMPTS} times in a row")
 
 
@@ -105,25 +106,21 @@ def evolve(
     """
     doing = f"changing the columns of the Delta table {table}"
     require_different_names(doing, schema)
-    opened = tables.open(table)
-    tables.require_owner(table, opened)
-    columns = list(opened.schema().fields)
+    found = tables.current(table)
+    tables.require_owner(table, found)
+    columns = list(found.schema.fields)
     wanted = delta_schema(schema)
-    if wanted.to_json() == opened.schema().to_json():
-        return opened.version()
-    added = wanted.fields[len(columns) :]
+    if wanted.to_json() == found.schema.to_json():
+        return found.version
     if wanted.fields[: len(columns)] == columns and not any(
         isinstance(value, str) or value.is_valid for value in values[len(columns) :]
     ):
-        try:
-            opened.alter.add_columns(added)
-        except DeltaError as error:
-            raise tables.not_writable(doing, error) from error
-        tables.directory(table).sync(log_file(opened.version()), "_delta_log")
-        return opened.version()
-    restage = _Restage(tables, table, arrow_schema(opened), schema, tuple(values))
-    staged = [file for some in run(restage, files_of(opened)[0]) for file in some]
-    version = try_commit(tables, table, opened, Change(staged, (), OVERWRITE, schema), None)
+        change = Change(schema=schema, operation="ADD COLUMNS")
+    else:
+        restage = _Restage(tables, table, found.arrow_schema, schema, tuple(values))
+        staged = [file for some in run(restage, found.files) for file in some]
+        change = Change(staged, (), mode=OVERWRITE, schema=schema, operation="REPLACE COLUMNS")
+    version = try_commit(tables, table, found, change, None)
     if version is None:
         raise SinkConflict(doing, "another program committed at the same time")
     return version

@@ -9,12 +9,11 @@ from typing import Final
 
 _HOURS: Final[Mapping[str, tuple[int, int]]] = {
     # Hours to add to `keep_hours`; and Delta's default.
-    # Opening a table lists the log's directory, which takes 1.5 ms per thousand entries, and a table may get a commit
+    # Other readers list the log's directory, which takes 1.5 ms per thousand entries, and a table may get a commit
     # every second.
-    "delta.logRetentionDuration": (23, 30 * 24),
-    # A removed file is in every checkpoint for that long, and there may be some every second. `vacuum` finds only
-    # files that are in a checkpoint.
-    "delta.deletedFileRetentionDuration": (5, 7 * 24),
+    "delta.logRetentionDuration": (5, 30 * 24),
+    # A removed file, and each replaced vector, is in every checkpoint for that long. There may be some every second.
+    "delta.deletedFileRetentionDuration": (1, 7 * 24),
 }
 _INTERVAL: Final = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?\Z")
 _UNITS: Final = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1, "day": 24, "week": 7 * 24}

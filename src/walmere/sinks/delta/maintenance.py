@@ -1,43 +1,211 @@
-"""Compact small files of a table, and delete the files that are no longer needed.
+"""Upkeep of a table: join small files, purge deleted rows, and delete the files that are no longer needed.
 
-Every new file with few rows makes reads slower, so small files are compacted every `COMPACT_EVERY` versions. Replaced
-files stay on the disk for readers of older versions. `vacuum` deletes those that have been out of use for
-`keep_seconds`, in whole hours. It deletes only files that the log has removed, never what a running copy
-has staged.
+Every batch adds a small file and marks rows as deleted. Both make reads slower, and every batch writes the vectors of
+the files that it touches. So files are rewritten from time to time, beside the stream:
+
+1. `plan` chooses files: those with too large a share of deleted rows, and small ones of similar size. Files of similar
+   size are joined, so a row is written again once for each level of sizes, not with every join.
+2. `rewrite` writes their rows into new files. It runs in a task, for as long as it takes.
+3. `replace` commits. Batches may have deleted rows of the old files meanwhile: they are marked in the new files. So
+   neither waits for the other, and nothing is done twice.
+
+Replaced files stay for readers of older versions. `vacuum` deletes them `keep_seconds` later, with the vectors, the
+key indexes, and after some days also files that no commit ever had: what a task leaves that dies or loses.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from deltalake.exceptions import DeltaError
+import numpy as np
+import pyarrow as pa
 
-from walmere.names import TableName
-from walmere.sinks.delta.commit import Change, try_commit
-from walmere.sinks.delta.rewrite import files_of
-from walmere.sinks.delta.schema import arrow_schema
+from walmere.names import Identity, TableName
+from walmere.sinks.base import StagedFile, Upkeep
+from walmere.sinks.delta import replay, vectors
+from walmere.sinks.delta.commit import ATTEMPTS, Change, try_commit
+from walmere.sinks.delta.files import NO_ROWS, DataFile
+from walmere.sinks.delta.key_index import KeyIndex, remove_unused
+from walmere.sinks.delta.replay import TableVersion
 from walmere.sinks.delta.tables import DeltaTables
+from walmere.sinks.delta.vectors import Vector
+from walmere.sinks.row_index import I64
 
-COMPACT_EVERY: Final = 16
-"""Compact a table after this many commits."""
+JOIN_FILES: Final = 8
+"""Join so many files of similar size; each level of sizes is so many times the one below."""
+_LEAST_SIZE: Final = 16 << 10
+"""Bytes. Files up to this size are of similar size."""
+_MARGIN: Final = 60.0
+"""Seconds to keep a file longer: a point begins before the version that replaces it is in the next point."""
+_UNKNOWN_SECONDS: Final = 7 * 86_400.0
+"""Seconds after which a file that is in no commit is deleted. A copy that takes longer would lose its files."""
 
 
-def compact(tables: DeltaTables, table: TableName, least: int) -> int | None:
-    """Join small files into large ones, if there are at least `least` of them. Rows and LSN stay as they are.
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Files to rewrite into new ones."""
 
-    Returns the version; None if there was nothing to do, or a batch was applied at the same time: then try again later.
+    table: TableName
+    schema: pa.Schema
+    files: tuple[DataFile, ...]
+    identity: Identity | None
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes are written."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """New files with the rows of old ones, in order."""
+
+    work: Work
+    staged: tuple[StagedFile, ...]
+
+
+def plan(tables: DeltaTables, table: TableName, identity: Identity | None, limits: Upkeep) -> list[Work]:
+    """What is to be rewritten now."""
+    found = tables.newest(table)
+    if found is None:
+        return []
+    directory = tables.directory(table)
+    purged, small = [], []
+    for file in found.files:
+        rows = file.rows(directory)
+        if file.deleted and file.deleted >= limits.deleted_share * rows:
+            purged.append(file)
+        elif file.size < tables.file_size // 2:
+            small.append(file)
+    groups = [*_joined(purged, tables.file_size), *_similar(small, tables.file_size)]
+    return [Work(table, found.arrow_schema, tuple(group), identity) for group in groups]
+
+
+def _joined(files: Sequence[DataFile], size: int) -> list[list[DataFile]]:
+    """Files in groups of about a size, small ones together."""
+    groups: list[list[DataFile]] = []
+    total = 0
+    for file in sorted(files, key=lambda each: each.size):
+        if not groups or total + file.size > size:
+            groups.append([])
+            total = 0
+        groups[-1].append(file)
+        total += file.size
+    return groups
+
+
+def _similar(files: Sequence[DataFile], size: int) -> list[list[DataFile]]:
+    """Groups of at least `JOIN_FILES` files of one level of sizes, with all files below it."""
+    levels: dict[int, list[DataFile]] = {}
+    for file in files:
+        level = max(0, math.ceil(math.log(file.size / _LEAST_SIZE, JOIN_FILES))) if file.size else 0
+        levels.setdefault(level, []).append(file)
+    for level in sorted(levels, reverse=True):
+        if len(levels[level]) >= JOIN_FILES:
+            return _joined([file for each in levels if each <= level for file in levels[each]], size)
+    return []
+
+
+def rewrite(tables: DeltaTables, work: Work) -> Rewritten:
+    """Write the rows of some files into new ones. They become part of the table by `replace`."""
+    directory = tables.directory(work.table)
+    rows = (part for file in work.files for part in file.tables(directory, work.schema))
+    index = None
+    if work.identity is not None and work.identity.keyed:
+        index = KeyIndex.of(directory, work.schema, work.identity, tables.index_of(work.table))
+    return Rewritten(work, tuple(tables.write(work.table, work.schema, rows, index)))
+
+
+def replace(tables: DeltaTables, table: TableName, done: Sequence[Rewritten]) -> int | None:
+    """Put new files in the place of the old ones, in one commit. Returns the version; None if nothing was replaced.
+
+    Old files that the table does not have any more are left out, with the new files that have their rows.
     """
-    opened = tables.open(table)
-    small = [file for file in files_of(opened)[0] if file.size < tables.file_size // 2 and file.deleted is None]
-    if len(small) < least:
-        return None
-    schema, directory = arrow_schema(opened), tables.directory(table)
-    rows = (part for file in small for part in file.tables(directory, schema))
-    return try_commit(tables, table, opened, Change(tables.write(table, schema, rows), small), None)
+    for _ in range(ATTEMPTS):
+        found = tables.current(table)
+        usable = [each for each in done if _is_there(each, found)]
+        if not usable:
+            return None
+        removed: list[str] = []
+        added: list[StagedFile] = []
+        marked: dict[str, I64] = {}
+        for each in usable:
+            kept, deleted = _after(tables, found, each)
+            removed += [file.path for file in each.work.files]
+            added += kept
+            marked |= deleted
+        written = vectors.write(tables.directory(table), list(marked.values()))
+        metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
+        change = Change(added, removed, dict(zip(marked, written, strict=True)), operation="OPTIMIZE", metrics=metrics)
+        version = try_commit(tables, table, found, change, None)
+        if version is not None:
+            return version
+    return None
+
+
+def _is_there(done: Rewritten, found: TableVersion) -> bool:
+    """Whether the table still has all old files, and the same columns."""
+    return found.arrow_schema == done.work.schema and all(file.path in found.adds for file in done.work.files)
+
+
+def _after(tables: DeltaTables, found: TableVersion, done: Rewritten) -> tuple[list[StagedFile], dict[str, I64]]:
+    """The new files to add, and the rows of them that were deleted since the old files were read."""
+    directory = tables.directory(done.work.table)
+    first = 0
+    places = [NO_ROWS]
+    for file in done.work.files:
+        before = file.deleted_rows(directory)
+        now = DataFile.from_action(found.adds[file.path]).deleted_rows(directory)
+        new = np.setdiff1d(now, before, assume_unique=True)
+        places.append(first + new - np.searchsorted(before, new))
+        first += file.rows(directory) - len(before)
+    deleted = np.concatenate(places)
+    kept: list[StagedFile] = []
+    marked: dict[str, I64] = {}
+    begin = 0
+    for new_file in done.staged:
+        rows = deleted[(deleted >= begin) & (deleted < begin + new_file.rows)] - begin
+        begin += new_file.rows
+        if len(rows) < new_file.rows:
+            kept.append(new_file)
+            if len(rows):
+                marked[new_file.path] = rows
+    return kept, marked
 
 
 def vacuum(tables: DeltaTables, table: TableName) -> None:
     """Delete the files that no version within `keep_seconds` needs."""
-    with contextlib.suppress(DeltaError):  # another attempt is vacuuming
-        tables.open(table).vacuum(tables.keep_hours, dry_run=False, enforce_retention_duration=False)
+    found = tables.newest(table)
+    if found is None:
+        return
+    directory = tables.directory(table)
+    now = time.time()
+    expired = now - tables.keep_seconds - (_MARGIN if tables.keep_seconds else 0)
+    used: set[str] = set()
+    removed: set[str] = set()
+    for file in found.files:
+        used |= _names(file)
+    for action in replay.tombstones(directory, found.version):
+        names = _names(DataFile.from_action({"size": 0, **action}))
+        if action.get("deletionTimestamp", 0) / 1000 > expired:
+            used |= names
+        else:
+            removed |= names
+    for prefix in ("", vectors.DIRECTORY):
+        for name, written in directory.files(prefix).items():
+            path = f"{prefix}/{name}" if prefix else name
+            if path in used or name.startswith("_"):
+                continue
+            if path in removed or written < now - max(_UNKNOWN_SECONDS, tables.keep_seconds):
+                directory.remove(path)
+    remove_unused(tables.index_of(table), found.files, now - _UNKNOWN_SECONDS / 7)
+
+
+def _names(file: DataFile) -> set[str]:
+    vector: Vector | None = file.vector
+    path = None if vector is None else vector.path
+    return {file.name} if path is None else {file.name, path}

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,7 +39,20 @@ _PREFIX_LENGTH: Final = 32
 _GREATEST_CHARACTER: Final = "\U0010ffff"
 
 
-def write(directory: Directory, schema: pa.Schema, tables: Iterable[pa.Table], file_size: int) -> list[StagedFile]:
+class Index(Protocol):
+    """What is written beside each file, from some of its columns."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns."""
+
+    def write(self, name: str, size: int, keys: Iterable[pa.Table]) -> object:
+        """Write the index of a file, from the columns of its rows."""
+
+
+def write(
+    directory: Directory, schema: pa.Schema, tables: Iterable[pa.Table], file_size: int, index: Index | None = None
+) -> list[StagedFile]:
     """Write rows into files of about this size; no file if there are no rows."""
     staged: list[StagedFile] = []
     groups = _row_groups(tables)
@@ -47,6 +60,7 @@ def write(directory: Directory, schema: pa.Schema, tables: Iterable[pa.Table], f
     while group is not None:
         name = f"part-{uuid.uuid4()}.zstd.parquet"
         metadata: list[Any] = []
+        keys: list[pa.Table] = []
         rows = 0
         with (
             directory.filesystem.open_output_stream(name) as stream,
@@ -64,6 +78,8 @@ def write(directory: Directory, schema: pa.Schema, tables: Iterable[pa.Table], f
             while group is not None:
                 writer.write_table(group, row_group_size=max(len(group), 1))
                 rows += len(group)
+                if index is not None:
+                    keys.append(group.select(list(index.columns)))
                 group = next(groups, None)
                 if stream.tell() >= file_size:
                     break
@@ -71,6 +87,8 @@ def write(directory: Directory, schema: pa.Schema, tables: Iterable[pa.Table], f
             size = stream.tell()
         directory.sync(name)
         staged.append(StagedFile(name, size, rows, statistics(metadata[0], schema)))
+        if index is not None:
+            index.write(name, size, keys)
     if staged:
         directory.sync("")
     return staged

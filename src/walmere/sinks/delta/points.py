@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from deltalake.exceptions import TableNotFoundError
-
 from walmere.errors import ChangeLogError, SinkError
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import History
@@ -23,11 +21,7 @@ def directory(tables: DeltaTables, subscription: str) -> Directory:
 
 def subscriptions(tables: DeltaTables) -> list[str]:
     """The subscriptions that have points in the lake."""
-    try:
-        lake = Directory(tables.path, tables.storage_options)
-    except TableNotFoundError:
-        return []
-    return [unquote(name) for name in lake.directories(PLACE)]
+    return [unquote(name) for name in Directory(tables.path, tables.storage_options).directories(PLACE)]
 
 
 def read(tables: DeltaTables, subscription: str) -> list[Entry]:

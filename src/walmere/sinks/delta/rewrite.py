@@ -10,60 +10,36 @@ A batch that only has new rows is a new file, and is not for this module. For al
 
 Nothing here commits. The result is the list of files to remove and of files, already staged, to add: one commit.
 
-Files with deletion vectors (Spark may have written them) are read correctly. `deltalake` cannot remove such a file by
-its name, so a batch that changes one rewrites the whole table, once.
+This is for readers that do not support deletion vectors (see `merge` for the other way). So a batch also rewrites the
+files that have a vector, once.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from walmere.bins import bins
-from walmere.errors import SinkMismatch
 from walmere.names import Identity
 from walmere.sinks.base import Net, StagedFile
+from walmere.sinks.delta.files import NO_ROWS, DataFile
+from walmere.sinks.delta.hits import Hits, fill_carried, take_counted
 from walmere.sinks.delta.parquet import conform, row_groups, write
-from walmere.sinks.row_index import I64, RowIndex, one_array
+from walmere.sinks.row_index import RowIndex
 from walmere.storage import Directory
 
 _MAX_EXACT_KEYS: Final = 10_000
 """Up to this many keys, each is compared with the bounds of a file; of more keys, only the least and the greatest."""
-
-_NONE: Final = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A file of the table as the log has it."""
-
-    path: str
-    size: int
-    deleted: I64 | None = None  # rows that its deletion vector has removed
-
-    def tables(self, directory: Directory, schema: pa.Schema, without: I64 = _NONE) -> Iterator[pa.Table]:
-        """The rows of the file, without these (by their places, ascending) and without deleted ones."""
-        if self.deleted is not None:
-            without = np.union1d(without, self.deleted)
-        for group in row_groups(directory, self.path, schema):
-            begin, end = np.searchsorted(without, [group.first, group.first + group.rows])
-            if end - begin == group.rows:
-                continue
-            table = group.table()
-            if end > begin:
-                keep = np.ones(group.rows, np.bool_)
-                keep[without[begin:end] - group.first] = False
-                table = table.filter(pa.array(keep))
-            yield table
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +48,8 @@ class Rewrite:
 
     added: list[StagedFile]
     removed: list[DataFile]
-    everything: bool = False  # `added` replaces all files of the table
-
-
-@dataclass(slots=True)
-class _Hits:
-    """The rows of a file that the batch removes or replaces."""
-
-    file: DataFile
-    places: I64  # rows of the file, ascending
-    which: I64  # rows of the index
+    hits: int = 0  # rows that were removed or replaced
+    replaced: int = 0  # of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +59,19 @@ class Files:
     directory: Directory
     schema: pa.Schema
     files: Sequence[DataFile]
-    bounds: pa.Table  # per file, structs `min` and `max` with the bounds of its columns in the log
     file_size: int  # of new files
 
 
 def rewrite(old: Files, net: Net, identity: Identity) -> Rewrite:
     """Write the files for a net effect that has more than new rows."""
     upserts, appends = conform(net.upserts, old.schema), conform(net.appends, old.schema)
-    if net.truncate:
-        return Rewrite(write(old.directory, old.schema, [upserts, appends], old.file_size), [], everything=True)
     with ThreadPoolExecutor(min(max(len(old.files), 1), os.cpu_count() or 1)) as pool:
         return _Rewriter(old, pool).run(net, identity, upserts, appends)
 
 
 class _Rewriter:
     def __init__(self, old: Files, pool: ThreadPoolExecutor) -> None:
-        self.files, self.bounds, self.pool = old.files, old.bounds, pool
+        self.files, self.pool = old.files, pool
         self.directory, self.schema, self.file_size = old.directory, old.schema, old.file_size
 
     def run(self, net: Net, identity: Identity, upserts: pa.Table, appends: pa.Table) -> Rewrite:
@@ -114,7 +79,7 @@ class _Rewriter:
         by_key = pa.schema([self.schema.field(name) for name in columns])
         removed = pa.concat_tables([conform(net.deletes, by_key), upserts.select(list(columns))])
         index = RowIndex(removed, columns)
-        candidates = _candidates(self.files, self.bounds, removed)
+        candidates = _candidates(self.files, removed)
         if net.counts is None:
             hits = [
                 found
@@ -122,16 +87,15 @@ class _Rewriter:
                 if found.which.size
             ]
         else:
-            hits = self.take_counted(candidates, index, net.counts)
+            hits = take_counted((self.find_rows(file, index) for file in candidates), net.counts)
         if net.carry_from is not None:
-            upserts = self.fill_carried(net, conform(net.carry_from, by_key), index, hits, upserts)
+            upserts = fill_carried(self.directory, net, conform(net.carry_from, by_key), index, hits, upserts)
 
-        everything = any(hit.file.deleted is not None for hit in hits)
-        if everything:
-            touched = {hit.file.path for hit in hits}
-            hits += [_Hits(file, _NONE, _NONE) for file in self.files if file.path not in touched]
+        touched = {hit.file.path for hit in hits}
+        # no file keeps a deletion vector: this is for readers that do not support them
+        hits += [Hits(file, NO_ROWS, NO_ROWS) for file in self.files if file.vector and file.path not in touched]
         unplaced = np.ones(len(upserts), np.bool_)
-        jobs: list[list[pa.Table | _Hits]] = []
+        jobs: list[list[pa.Table | Hits]] = []
         sizes: list[int] = []
         for together in bins(hits, lambda hit: hit.file.size, self.file_size):
             kept = np.concatenate([hit.which for hit in together]) - len(net.deletes)
@@ -148,86 +112,27 @@ class _Rewriter:
             else:
                 jobs.append([new])
         added = [file for staged in self.pool.map(self.write, jobs) for file in staged]
-        return Rewrite(added, [] if everything else [hit.file for hit in hits], everything)
+        which = np.concatenate([NO_ROWS, *(hit.which for hit in hits)])
+        replaced = int((which >= len(net.deletes)).sum())
+        return Rewrite(added, [hit.file for hit in hits], len(which), replaced)
 
-    def find_rows(self, file: DataFile, index: RowIndex) -> _Hits:
+    def find_rows(self, file: DataFile, index: RowIndex) -> Hits:
         """The rows of a file that are in the index."""
-        places, which = [_NONE], [_NONE]
-        for group in row_groups(self.directory, file.path, self.schema):
+        places, which = [NO_ROWS], [NO_ROWS]
+        for group in row_groups(self.directory, file.name, self.schema):
             where, found = index.find(group.column, group.rows)
             places.append(where + group.first)
             which.append(found)
-        hits = _Hits(file, np.concatenate(places), np.concatenate(which))
-        if file.deleted is not None:
-            there = ~np.isin(hits.places, file.deleted)
+        hits = Hits(file, np.concatenate(places), np.concatenate(which))
+        if file.vector is not None:
+            there = ~np.isin(hits.places, file.deleted_rows(self.directory))
             hits.places, hits.which = hits.places[there], hits.which[there]
         return hits
 
-    def take_counted(self, candidates: Sequence[DataFile], index: RowIndex, counts: I64) -> list[_Hits]:
-        """Find as many rows equal to each row of the index as `counts` says, in the first files that have them."""
-        left = counts.copy()
-        taken = []
-        for file in candidates:
-            if not left.any():
-                break
-            hits = self.find_rows(file, index)
-            order = np.argsort(hits.which, kind="stable")
-            sorted_which = hits.which[order]
-            rank = np.empty(len(order), np.int64)  # number of equal rows before it in this file
-            rank[order] = np.arange(len(order)) - np.searchsorted(sorted_which, sorted_which)
-            goes = rank < left[hits.which]
-            hits.places, hits.which = hits.places[goes], hits.which[goes]
-            if hits.which.size:
-                left -= np.bincount(hits.which, minlength=len(left))
-                taken.append(hits)
-        return taken
-
-    def fill_carried(
-        self, net: Net, carry_from: pa.Table, index: RowIndex, hits: Sequence[_Hits], upserts: pa.Table
-    ) -> pa.Table:
-        """The upserts, with the values that are taken from the target."""
-        masks = {name: mask for name, mask in zip(self.schema.names, net.carry, strict=True) if mask is not None}
-        carrying = np.flatnonzero(np.logical_or.reduce(list(masks.values())))
-        keys = carry_from.take(pa.array(carrying))
-        where, source = index.find(lambda name: one_array(keys[name]), len(keys))
-        if len(where) != len(keys):
-            raise _missing_rows(len(keys) - len(where))
-        wanted = np.zeros(len(net.deletes) + len(upserts), np.bool_)
-        wanted[source] = True
-        names = tuple(masks)
-        values = [pa.schema([self.schema.field(name) for name in names]).empty_table()]
-        place = np.full(len(wanted), -1, np.int64)
-        count = 0
-        for hit in hits:
-            some = wanted[hit.which]
-            if some.any():
-                rows, which = hit.places[some], hit.which[some]
-                values.append(self.fetch(hit.file, names, rows))
-                place[which] = count + np.arange(len(which))
-                count += len(which)
-        if (place[source] < 0).any():
-            raise _missing_rows(int((place[source] < 0).sum()))
-        fetched = pa.concat_tables(values)
-        at = np.full(len(upserts), -1, np.int64)
-        at[carrying] = place[source]
-        for name, mask in masks.items():
-            both = pa.concat_arrays([one_array(upserts[name]), one_array(fetched[name])])
-            chosen = both.take(pa.array(np.where(mask, len(upserts) + at, np.arange(len(upserts)))))
-            upserts = upserts.set_column(self.schema.names.index(name), self.schema.field(name), chosen)
-        return upserts
-
-    def fetch(self, file: DataFile, names: tuple[str, ...], rows: I64) -> pa.Table:
-        found = []
-        for group in row_groups(self.directory, file.path, self.schema):
-            begin, end = np.searchsorted(rows, [group.first, group.first + group.rows])
-            if end > begin:
-                found.append(group.table(names).take(pa.array(rows[begin:end] - group.first)))
-        return pa.concat_tables(found)
-
-    def write(self, job: list[pa.Table | _Hits]) -> list[StagedFile]:
+    def write(self, job: list[pa.Table | Hits]) -> list[StagedFile]:
         def tables() -> Iterator[pa.Table]:
             for part in job:
-                if isinstance(part, _Hits):
+                if isinstance(part, Hits):
                     yield from part.file.tables(self.directory, self.schema, part.places)
                 else:
                     yield part
@@ -235,69 +140,68 @@ class _Rewriter:
         return write(self.directory, self.schema, tables(), self.file_size)
 
 
-def _missing_rows(count: int) -> SinkMismatch:
-    return SinkMismatch(
-        "applying updates with unchanged TOAST values",
-        f"the target does not have {count} of the updated rows",
-        "another program has changed the table; let the subscription copy it again",
-    )
-
-
-def _candidates(files: Sequence[DataFile], bounds: pa.Table, rows: pa.Table) -> list[DataFile]:
+def _candidates(files: Sequence[DataFile], rows: pa.Table) -> list[DataFile]:
     """The files that may have one of these rows, by the bounds of their columns."""
-    possible_files = [True] * len(files)
+    possible_files = list(files)
     for name, column in zip(rows.column_names, rows.columns, strict=True):
-        least, greatest = (_bound(bounds, side, name) for side in ("min", "max"))
-        if least is None or greatest is None or column.null_count:
+        parse = _PARSE.get(_family(column.type))
+        if parse is None or column.null_count:
             continue
-        slack = 0
-        if pa.types.is_timestamp(column.type):  # Spark truncates bounds to milliseconds
-            least, greatest = least.cast(pa.int64()), greatest.cast(pa.int64())
-            slack = 1000
-        values = pc.unique(column.cast(pa.int64()) if slack else column)
+        exact = pa.types.is_timestamp(column.type)
+        values = pc.unique(column.cast(pa.int64()) if exact else column)
         if len(values) > _MAX_EXACT_KEYS:
             ends = pc.min_max(values)
-            keys = [ends["min"].as_py(), ends["max"].as_py()]
-            only_ends = True
+            keys, only_ends = [ends["min"].as_py(), ends["max"].as_py()], True
         else:
             keys, only_ends = sorted(values.to_pylist()), False
-        within = [
-            first is None or last is None or _between(keys, first, last + slack if slack else last, only_ends)
-            for first, last in zip(least.to_pylist(), greatest.to_pylist(), strict=True)
-        ]
-        possible_files = [one and other for one, other in zip(possible_files, within, strict=True)]
-    return [file for file, possible in zip(files, possible_files, strict=True) if possible]
+        possible_files = [file for file in possible_files if _may_have(file, name, keys, parse, only_ends=only_ends)]
+    return possible_files
 
 
-def _between(keys: list[Any], first: Any, last: Any, only_ends: bool) -> bool:
-    """Whether one of the keys is between the bounds. `only_ends`: whether one may be, by the least and greatest key."""
+def _may_have(file: DataFile, name: str, keys: list[Any], parse: Callable[[Any], Any], *, only_ends: bool) -> bool:
+    """Whether one of the keys is between the bounds of a file; if only the ends are known, whether one may be."""
+    found = file.statistics
+    try:
+        first, last = (found[side][name] for side in ("minValues", "maxValues"))
+        first, last = parse(first), parse(last)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return True
+    if parse is _microseconds:
+        last += 1000  # Spark truncates bounds to milliseconds
     if only_ends:
         return bool(keys[0] <= last and first <= keys[1])
     return bisect_left(keys, first) < bisect_right(keys, last)
 
 
-def _bound(bounds: pa.Table, side: str, name: str) -> Any:
-    """The bounds of a column in all files; None for a type whose bounds cannot be compared."""
-    if side not in bounds.column_names or bounds.schema.field(side).type.get_field_index(name) < 0:
-        return None
-    values = one_array(bounds[side]).field(name)
-    kind = values.type
-    ordered = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)
-    return values if ordered or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind) else None
+def _family(kind: Any) -> str:
+    if pa.types.is_integer(kind):
+        return "integer"
+    if pa.types.is_string(kind):
+        return "string"
+    if pa.types.is_date(kind):
+        return "date"
+    if pa.types.is_timestamp(kind):
+        return "timestamp"
+    return "decimal" if pa.types.is_decimal(kind) else ""
 
 
-def files_of(opened: DeltaTable) -> tuple[list[DataFile], pa.Table]:
-    """The files of the opened version, and the bounds of their columns."""
-    actions = pa.table(opened.get_add_actions(flatten=False))
-    deleted: dict[str, Any] = {}
-    if "deletionVectors" in (opened.protocol().reader_features or ()):
-        for batch in opened.deletion_vectors():
-            vectors = pa.record_batch(batch)
-            for path, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-                keep = kept.values.to_numpy(zero_copy_only=False).astype(np.bool_)
-                deleted[path.rpartition("/")[2]] = np.flatnonzero(~keep)
-    paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
-    files = [
-        DataFile(path, size, deleted.get(path.rpartition("/")[2])) for path, size in zip(paths, sizes, strict=True)
-    ]
-    return files, actions
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _microseconds(value: Any) -> int:
+    found = datetime.fromisoformat(value)
+    since = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return since // timedelta(microseconds=1)
+
+
+_PARSE: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "integer": int,
+    "string": _text,
+    "date": date.fromisoformat,
+    "timestamp": _microseconds,
+    "decimal": Decimal,
+}
+"""How the bounds of a column are read from the statistics of a file, by the kind of its type."""

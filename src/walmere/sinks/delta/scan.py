@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,9 +11,10 @@ import pyarrow as pa
 from walmere.bins import bins
 from walmere.names import TableName
 from walmere.sinks.base import TableScan
-from walmere.sinks.delta.rewrite import DataFile, files_of
-from walmere.sinks.delta.schema import arrow_schema
+from walmere.sinks.delta import replay
+from walmere.sinks.delta.files import DataFile
 from walmere.sinks.delta.tables import DeltaTables
+from walmere.storage import Directory
 
 SCAN_BYTES: Final = 32 << 20
 """The size of the files that one task reads, about."""
@@ -30,15 +31,18 @@ class FilePiece:
 
 def scan(tables: DeltaTables, table: TableName, version: int, at_least: int) -> TableScan:
     """All rows of a version, in at least so many pieces if the table is large enough."""
-    opened = tables.open(table, version)
-    schema = arrow_schema(opened)
-    files, actions = files_of(opened)
+    directory = tables.directory(table)
+    found = replay.at(directory, version)
+    schema, files = found.arrow_schema, found.files
     size = min(SCAN_BYTES, sum(file.size for file in files) // at_least)
     pieces = bins(files, lambda file: file.size, size)
-    rows = sum(actions["num_records"].to_pylist()) - sum(
-        len(file.deleted) for file in files if file.deleted is not None
-    )
+    rows = count(directory, files)
     return TableScan(schema, rows, [FilePiece(table, schema, tuple(some)) for some in pieces])
+
+
+def count(directory: Directory, files: Iterable[DataFile]) -> int:
+    """The number of rows of some files."""
+    return sum(file.rows(directory) - file.deleted for file in files)
 
 
 def read(tables: DeltaTables, piece: FilePiece, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:

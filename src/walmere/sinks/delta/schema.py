@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import Schema
 
 from walmere.errors import SinkError
 
@@ -22,11 +22,6 @@ def delta_schema(schema: pa.Schema) -> Schema:
         pa.field(column.name, column.type, metadata={_PLACE: str(place)}) for place, column in enumerate(schema, 1)
     ]
     return Schema.from_arrow(pa.schema(fields))
-
-
-def arrow_schema(opened: DeltaTable) -> pa.Schema:
-    """The columns of the opened version."""
-    return pa.schema(opened.schema().to_arrow())
 
 
 def column_types(schema: Schema) -> tuple[tuple[str, str], ...]:

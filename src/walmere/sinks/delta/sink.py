@@ -4,9 +4,13 @@
 
     tables        where tables are, how they are opened, who owns them
     schema, ddl   columns; create, claim and change a table
+    replay        a table at one version, from its log
+    actions       the actions of a commit, by the rules of Delta's protocol; `vectors` are its deletion vectors
     commit        the compare-and-set commit with the LSN in it
-    rewrite       files without the rows that a batch removes or replaces; `parquet` writes and reads them
-    maintenance   compact and vacuum; `log_retention` keeps the log long enough
+    merge         rows that a batch removes or replaces, by deletion vectors; `key_index` finds them
+    rewrite       the same for readers without deletion vectors: files without these rows
+    parquet       writes and reads files
+    maintenance   joins and purges files, and deletes old ones; `log_retention` keeps the log long enough
     scan          read a version in pieces
     points        which versions belong together, for readers of the lake
     log           commits of other programs that have changed rows
@@ -22,22 +26,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
-from walmere.errors import SinkMismatch
 from walmere.ledger.entry import Entry
 from walmere.ledger.lake import LakeLedger
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
-from walmere.sinks.base import APPEND, OVERWRITE, Mode, Net, Run, StagedFile, Standing, TableScan, run_here
-from walmere.sinks.delta import ddl, maintenance, points, scan
+from walmere.sinks.base import APPEND, OVERWRITE, Mode, Net, Run, StagedFile, Standing, TableScan, Upkeep, run_here
+from walmere.sinks.delta import ddl, maintenance, merge, points, scan
+from walmere.sinks.delta.actions import VECTORS, VECTORS_PROPERTY
 from walmere.sinks.delta.commit import Change, commit
+from walmere.sinks.delta.key_index import KeyIndex
 from walmere.sinks.delta.log import changed_by_others
-from walmere.sinks.delta.maintenance import COMPACT_EVERY
-from walmere.sinks.delta.rewrite import Files, files_of, rewrite
+from walmere.sinks.delta.replay import TableVersion
+from walmere.sinks.delta.rewrite import Files, rewrite
 from walmere.sinks.delta.scan import FilePiece
-from walmere.sinks.delta.schema import arrow_schema, column_types, delta_schema
+from walmere.sinks.delta.schema import column_types, delta_schema
 from walmere.sinks.delta.tables import DeltaTables, owner_of
 from walmere.storage import Directory
 
@@ -66,10 +70,10 @@ class DeltaSink(DeltaTables):
 
     def standing(self, table: TableName) -> Standing | None:
         """Version, LSN, owner and columns of a table; None if it does not exist."""
-        opened = self.find(table)
-        if opened is None:
+        found = self.newest(table)
+        if found is None:
             return None
-        return Standing(opened.version(), self.lsn_of(opened), owner_of(opened), column_types(opened.schema()))
+        return Standing(found.version, self.lsn_of(found), owner_of(found), column_types(found.schema))
 
     def columns(self, schema: pa.Schema) -> tuple[tuple[str, str], ...]:
         """A schema as `Standing.columns` has it."""
@@ -80,11 +84,22 @@ class DeltaSink(DeltaTables):
         return changed_by_others(self.directory(table), after, upto)
 
     def stage(
-        self, table: TableName, batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
+        self,
+        table: TableName,
+        batches: Iterable[pa.RecordBatch],
+        schema: pa.Schema | None = None,
+        identity: Identity | None = None,
     ) -> list[StagedFile]:
         """Write rows from within a task. A commit makes them visible."""
         rows = (pa.Table.from_batches([batch]) for batch in batches)
-        return self.write(table, schema or arrow_schema(self.open(table)), rows)
+        schema = schema or self.current(table).arrow_schema
+        index = self._index(table, schema, identity) if identity is not None and identity.keyed else None
+        return self.write(table, schema, rows, index)
+
+    def _index(self, table: TableName, schema: pa.Schema, identity: Identity) -> KeyIndex | None:
+        if not self.deletion_vectors:
+            return None
+        return KeyIndex.of(self.directory(table), schema, identity, self.index_of(table))
 
     def commit(
         self,
@@ -95,47 +110,63 @@ class DeltaSink(DeltaTables):
         schema: pa.Schema | None = None,
     ) -> int:
         """Make staged files part of the table, all at once, with this LSN; with OVERWRITE, also with these columns."""
-        return commit(self, table, lsn, lambda _: Change(staged, (), mode, schema))
+        operation = "COPY" if mode is OVERWRITE else "APPLY"
+        metrics = {merge.INSERTED: sum(file.rows for file in staged)}
+        change = Change(staged, mode=mode, schema=schema, operation=operation, metrics=metrics)
+        return commit(self, table, lsn, lambda _: change)
 
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
         """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored."""
         if net.empty:
             return self.version(table)
-        if not net.append_only:
-            return commit(self, table, lsn, lambda opened: self._rewrite(table, opened, net, identity))
+        if net.truncate or net.append_only:
+            return self._replace_or_append(table, net, lsn, identity)
+        if not self.deletion_vectors:
+            return commit(self, table, lsn, lambda found: self._rewrite(table, found, net, identity))
+        found: list[merge.Found] = []
+
+        def marked(version: TableVersion) -> Change:
+            found.append(merge.find(self, table, version, net, identity, found[-1] if found else None))
+            return merge.change(self, table, version, found[-1:])
+
+        return commit(self, table, lsn, marked)
+
+    def _replace_or_append(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
+        """Apply a batch that does not depend on the rows of the target. Its files are written once."""
         mode = OVERWRITE if net.truncate else APPEND
-        staged: list[list[StagedFile]] = []  # written once: new rows do not depend on other commits
+        schema = self.current(table).arrow_schema
+        index = self._index(table, schema, identity) if identity.keyed else None
+        staged = self.write(table, schema, [net.upserts, net.appends], index)
+        change = Change(staged, mode=mode, metrics={merge.INSERTED: sum(file.rows for file in staged)})
+        return commit(self, table, lsn, lambda _: change)
 
-        def append(opened: DeltaTable) -> Change:
-            if not staged:
-                staged.append(self.write(table, arrow_schema(opened), [net.appends]))
-            return Change(staged[0], (), mode)
-
-        return commit(self, table, lsn, append)
-
-    def _rewrite(self, table: TableName, opened: DeltaTable, net: Net, identity: Identity) -> Change:
-        if opened.metadata().partition_columns:
-            raise SinkMismatch(
-                f"applying changes to {table}",
-                "the Delta table is partitioned",
-                "create it again, without partitions",
-            )
-        files, bounds = files_of(opened)
-        old = Files(self.directory(table), arrow_schema(opened), files, bounds, self.file_size)
+    def _rewrite(self, table: TableName, found: TableVersion, net: Net, identity: Identity) -> Change:
+        old = Files(self.directory(table), found.arrow_schema, found.files, self.file_size)
         new = rewrite(old, net, identity)
-        return Change(new.added, (), OVERWRITE) if new.everything else Change(new.added, new.removed)
+        metrics = {
+            merge.INSERTED: len(net.appends) + len(net.upserts) - new.replaced,
+            merge.UPDATED: new.replaced,
+            merge.DELETED: new.hits - new.replaced,
+        }
+        switch = {VECTORS_PROPERTY: "false"} if VECTORS in found.features else {}
+        return Change(new.added, [file.path for file in new.removed], properties=switch, metrics=metrics)
 
-    def maintain(self, table: TableName, version: int, vacuum: bool = False) -> int:
-        """Compact the table if it is time to, after a batch has made this version. Returns the newest version."""
-        if version % COMPACT_EVERY == 0:
-            version = self.compact(table) or version
-        if vacuum:
-            self.vacuum(table)
-        return version
+    def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> list[maintenance.Work]:
+        """What to rewrite now, each in a task."""
+        return maintenance.plan(self, table, identity, limits)
 
-    def compact(self, table: TableName, least: int = COMPACT_EVERY // 2) -> int | None:
-        """Join small files into large ones, if there are at least `least` of them."""
-        return maintenance.compact(self, table, least)
+    def rewrite_files(self, work: maintenance.Work) -> maintenance.Rewritten:
+        """Do what was planned, from within a task."""
+        return maintenance.rewrite(self, work)
+
+    def replace_files(self, table: TableName, done: Sequence[maintenance.Rewritten]) -> int | None:
+        """Commit what was rewritten. Returns the version; None if there was nothing to commit."""
+        return maintenance.replace(self, table, done)
+
+    def optimize(self, table: TableName, identity: Identity | None = None, limits: Upkeep | None = None) -> int | None:
+        """Plan, rewrite and replace in this process. Returns the version; None if there was nothing to do."""
+        planned = self.plan_upkeep(table, identity, limits or Upkeep())
+        return self.replace_files(table, [self.rewrite_files(work) for work in planned])
 
     def vacuum(self, table: TableName) -> None:
         """Delete the files that no version within `keep_seconds` needs."""
@@ -143,17 +174,17 @@ class DeltaSink(DeltaTables):
 
     def applied(self, table: TableName) -> Lsn | None:
         """The LSN that the table has reached; None if it has none, or does not exist."""
-        opened = self.find(table)
-        return None if opened is None else self.lsn_of(opened)
+        found = self.newest(table)
+        return None if found is None else self.lsn_of(found)
 
     def count(self, table: TableName) -> int:
         """The number of rows; 0 if the table does not exist."""
-        opened = self.find(table)
-        return 0 if opened is None else int(opened.to_pyarrow_dataset().count_rows())
+        found = self.newest(table)
+        return 0 if found is None else scan.count(self.directory(table), found.files)
 
     def version(self, table: TableName) -> int:
         """The newest version of the table."""
-        return self.open(table).version()
+        return self.current(table).version
 
     def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:
         """All rows of a version, in at least so many pieces if the table is large enough."""

@@ -16,11 +16,11 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from walmere.errors import ConfigError, SinkError, SinkMismatch
 from walmere.ledger.file import KEEP_SECONDS
@@ -30,18 +30,24 @@ from walmere.names import TableName
 from walmere.owner import PROPERTY as OWNER_PROPERTY
 from walmere.owner import Owner, owned_by_another
 from walmere.sinks.base import StagedFile
+from walmere.sinks.delta import replay
 from walmere.sinks.delta.parquet import conform, write
+from walmere.sinks.delta.replay import TableVersion
 from walmere.storage import Directory
+
+if TYPE_CHECKING:
+    from walmere.sinks.delta.key_index import KeyIndex
 
 APP_ID: Final = "walmere"
 
 PROPERTIES: Final[Mapping[str, str]] = {
-    # Opening a table reads the commits after the last checkpoint, 0.2 ms each. Opening and committing together take
-    # 20 ms with 10, and 44 ms with deltalake's default of 100.
-    "delta.checkpointInterval": "10",
+    # A checkpoint has all files and tombstones, so it is written rarely. Readers read the commits after it.
+    "delta.checkpointInterval": "100",
 }
-FILE_SIZE: Final = 16 << 20
-"""Bytes. One changed row rewrites one file, so files are smaller than in a table that is only read."""
+FILE_SIZE: Final = 64 << 20
+"""Bytes. With deletion vectors, a changed row does not rewrite its file."""
+REWRITTEN_FILE_SIZE: Final = 16 << 20
+"""Bytes. Without deletion vectors, one changed row rewrites one file, so files are smaller."""
 
 _ENCODED: Final = re.compile(rf"[^A-Za-z0-9_.-]|^\.|^_(?=(?:delta_log|{PLACE[1:]})$)")
 
@@ -61,14 +67,9 @@ def table_path(table: TableName) -> str:
     return f"{quote(table.namespace)}/{quote(table.name)}"
 
 
-def log_file(version: int) -> str:
-    """The path of a commit, relative to its table."""
-    return f"_delta_log/{version:020d}.json"
-
-
-def owner_of(opened: DeltaTable) -> Owner | None:
+def owner_of(found: TableVersion) -> Owner | None:
     """The owner in the table's metadata; None if it has none."""
-    text = opened.metadata().configuration.get(OWNER_PROPERTY)
+    text = found.properties.get(OWNER_PROPERTY)
     return None if text is None else Owner.from_json(text)
 
 
@@ -80,7 +81,9 @@ class DeltaTables:
     app_id: str = APP_ID  # LSNs are comparable only within one: another source needs another
     storage_options: Mapping[str, str] | None = None
     properties: Mapping[str, str] = field(default_factory=lambda: dict(PROPERTIES))
-    file_size: int = FILE_SIZE
+    deletion_vectors: bool = True  # False: a changed row rewrites its file, for readers without vectors
+    index: str | None = None  # a local directory for key indexes; None: they are kept in memory
+    file_size: int = 0  # of new files; 0: by `deletion_vectors`
     keep_seconds: float = KEEP_SECONDS
     owner: Owner | None = None  # None: write to tables of any owner
     take_over: bool = False
@@ -94,6 +97,8 @@ class DeltaTables:
                     "choose another path",
                 )
             object.__setattr__(self, "path", os.path.abspath(self.path))  # noqa: PTH100
+        if not self.file_size:
+            object.__setattr__(self, "file_size", FILE_SIZE if self.deletion_vectors else REWRITTEN_FILE_SIZE)
 
     @property
     def keep_hours(self) -> int:
@@ -113,58 +118,61 @@ class DeltaTables:
         """The table's directory, to read and write files in it."""
         return Directory(self.location(table), self.storage_options)
 
-    def find(self, table: TableName, version: int | None = None) -> DeltaTable | None:
-        """Open a table; None if it does not exist."""
-        try:
-            opened = DeltaTable(self.location(table), version, storage_options=self.options)
-        except TableNotFoundError:
-            return None
-        except DeltaError as error:
-            if version is not None:
-                raise
-            raise SinkMismatch(
-                f"opening the Delta table {table}",
-                f"its log in {self.location(table)}/_delta_log cannot be read: {str(error).partition(chr(10))[0]}",
-                "repair the log; or move the table's directory, then the table is copied again",
-            ) from None
-        name = opened.metadata().name
+    def newest(self, table: TableName) -> TableVersion | None:
+        """The newest version of a table; None if it does not exist."""
+        found = replay.newest(self.directory(table))
+        name = None if found is None else found.metadata.get("name")
         if name is not None and name != str(table):
             raise SinkMismatch(
                 f"opening the Delta table {table}",
                 f"its directory {self.location(table)} contains the table {name}",
                 "the file system ignores case: rename one of the tables, or choose another path",
             )
-        return opened
+        return found
 
-    def open(self, table: TableName, version: int | None = None) -> DeltaTable:
-        """Open a table, at its newest version or at another one."""
-        opened = self.find(table, version)
-        if opened is None:
+    def current(self, table: TableName) -> TableVersion:
+        """The newest version of a table that exists."""
+        found = self.newest(table)
+        if found is None:
             raise SinkMismatch(
                 f"opening the Delta table {table}",
                 f"there is no table at {self.location(table)}",
                 "let the subscription copy the table again",
             )
-        return opened
+        return found
 
-    def lsn_of(self, opened: DeltaTable) -> Lsn | None:
+    def open(self, table: TableName, version: int | None = None) -> DeltaTable:
+        """Open a table with `deltalake`, at its newest version or at another one."""
+        if version is None:
+            self.current(table)
+        return DeltaTable(self.location(table), version, storage_options=self.options)
+
+    def lsn_of(self, found: TableVersion) -> Lsn | None:
         """The LSN in the table; None if Walmere has not committed to it."""
-        lsn = opened.transaction_version(self.app_id)
+        lsn = found.transactions.get(self.app_id)
         return None if lsn is None else Lsn(lsn)
 
     def owner_properties(self) -> dict[str, str]:
         """The table properties that store the owner."""
         return {} if self.owner is None or not self.owner.known else {OWNER_PROPERTY: self.owner.to_json()}
 
-    def require_owner(self, table: TableName, opened: DeltaTable) -> None:
+    def require_owner(self, table: TableName, version: TableVersion) -> None:
         """Refuse a table that another subscription has taken over since the run began."""
-        found = owner_of(opened)
+        found = owner_of(version)
         if self.owner is not None and found is not None and not self.owner.same(found):
             raise owned_by_another(f"writing to the Delta table {table}", f"the table at {self.location(table)}", found)
 
-    def write(self, table: TableName, schema: pa.Schema, rows: Iterable[pa.Table]) -> list[StagedFile]:
-        """Write rows into new files of the table. A commit makes them visible."""
-        return write(self.directory(table), schema, (conform(part, schema) for part in rows), self.file_size)
+    def index_of(self, table: TableName) -> Path | None:
+        """The local directory with the key indexes of a table."""
+        return None if self.index is None else Path(self.index, table_path(table))
+
+    def write(
+        self, table: TableName, schema: pa.Schema, rows: Iterable[pa.Table], index: KeyIndex | None = None
+    ) -> list[StagedFile]:
+        """Write rows into new files of the table, and their key indexes. A commit makes them visible."""
+        conformed = (conform(part, schema) for part in rows)
+        kept = None if index is None or index.cache is None else index
+        return write(self.directory(table), schema, conformed, self.file_size, kept)
 
     def not_writable(self, doing: str, error: Exception) -> SinkError:
         """The error for what `deltalake` could not write."""

@@ -1,0 +1,241 @@
+"""A key index: finds the rows of a data file by their key, without reading the file.
+
+Data files never change, so each has an index of its own: the hashes of its keys, sorted, each with its row number. The
+task that writes a file writes the index too. It is memory-mapped: to find some keys costs what is searched, not what is
+there. If hashes are not exact (see `key_hash`), the index also has the keys, in the order of the rows, and a match of
+hashes is compared with the key. The index of rows without a key has no rows: a match is compared with the data file.
+
+An index is a cache in a local directory, never a source of truth. It says which file it indexes, and has a checksum. A
+missing, damaged or other index is made again from the key columns of the data file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from walmere.names import Identity
+from walmere.sinks.delta.files import NO_ROWS, DataFile
+from walmere.sinks.delta.hits import Hits, fetch
+from walmere.sinks.delta.parquet import row_groups
+from walmere.sinks.key_hash import U64, hashes, is_exact
+from walmere.sinks.row_index import I64, RowIndex, one_array
+from walmere.storage import Directory
+
+_FORMAT: Final = b"walmere key index 1"
+_HASH, _ROW = "#hash", "#row"
+_CHECKSUM_BYTES: Final = 4
+_MAX_OPEN: Final = 2000
+"""Keep so many indexes open in a process."""
+_MAX_MEMORY: Final = 512 << 20
+"""Bytes of indexes without a file that a process keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileIndex:
+    """The index of one data file."""
+
+    hashes: U64  # sorted
+    rows: NDArray[np.uint32]
+    keys: pa.Table | None  # by row number; None: they are not in the index
+    exact: bool
+
+    def find(self, wanted: U64) -> tuple[I64, I64]:
+        """The rows that have one of these hashes, which are sorted, and which of them each row has."""
+        first = np.searchsorted(self.hashes, wanted)
+        if not len(self.hashes):
+            return NO_ROWS, NO_ROWS
+        there = np.flatnonzero(self.hashes[np.minimum(first, len(self.hashes) - 1)] == wanted)
+        if not there.size:
+            return NO_ROWS, NO_ROWS
+        first = first[there]
+        counts = np.searchsorted(self.hashes, wanted[there], "right") - first
+        if int(counts.max()) > 1:
+            skip = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+            first, there = np.repeat(first, counts) + skip, np.repeat(there, counts)
+        return self.rows[first].astype(np.int64), there
+
+
+@dataclass(frozen=True, slots=True)
+class KeyIndex:
+    """The indexes of the files of a table."""
+
+    directory: Directory  # of the table
+    schema: pa.Schema  # of the table
+    columns: tuple[str, ...]  # by which rows are found
+    keyed: bool  # whether these are a key
+    cache: Path | None  # None: indexes are kept in memory
+
+    @staticmethod
+    def of(directory: Directory, schema: pa.Schema, identity: Identity, cache: Path | None) -> KeyIndex:
+        """The index of a table by its key, or by all its columns if it has none."""
+        columns = identity.key if identity.keyed else tuple(schema.names)
+        return KeyIndex(directory, schema, columns, identity.keyed, cache)
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The columns by which rows are found."""
+        return pa.schema([self.schema.field(name) for name in self.columns])
+
+    def find(self, files: Sequence[DataFile], rows: RowIndex, wanted: Sequence[pa.Array]) -> Iterable[Hits]:
+        """For each file, its rows that are not deleted and equal one of `rows`, whose key columns are `wanted`."""
+        found = hashes(list(wanted))
+        order = np.argsort(found)
+        found = found[order]
+        for file in files:
+            hits = self._find_in(file, found, order, rows)
+            if hits.which.size:
+                yield hits
+
+    def _find_in(self, file: DataFile, wanted: U64, order: I64, rows: RowIndex) -> Hits:
+        index = self.open(file)
+        places, which = index.find(wanted)
+        if file.vector is not None and places.size:
+            there = ~np.isin(places, file.deleted_rows(self.directory))
+            places, which = places[there], which[there]
+        if index.exact or not places.size:
+            ascending = np.argsort(places)
+            return Hits(file, places[ascending], order[which[ascending]])
+        places = np.unique(places)
+        if index.keys is None:
+            keys = fetch(self.directory, file, self.key_schema, places)
+        else:
+            keys = index.keys.take(pa.array(places))
+        where, which = rows.find(lambda name: one_array(keys[name]), len(keys))
+        return Hits(file, places[where], which)
+
+    def open(self, file: DataFile) -> FileIndex:
+        """The index of a file; made again if there is none that can be used."""
+        name = self._name(file)
+        found = _open.get(name)
+        if found is not None:
+            return found
+        path = self._path(file.name)
+        index = None if path is None else _read(path, self._tag(file.name, file.size), self._exact)
+        if index is None:
+            keys = [group.table() for group in row_groups(self.directory, file.name, self.key_schema)]
+            index = self.write(file.name, file.size, keys)
+        _open.put(name, index, in_memory=path is None)
+        return index
+
+    def write(self, name: str, size: int, keys: Iterable[pa.Table]) -> FileIndex:
+        """Make the index of a file from its keys, in the order of its rows."""
+        table = pa.concat_tables([self.key_schema.empty_table(), *keys])
+        columns = [one_array(table[each]) for each in self.columns]
+        found = hashes(columns)
+        order = np.argsort(found)
+        stored = None if self._exact or not self.keyed else pa.Table.from_arrays(columns, schema=self.key_schema)
+        index = FileIndex(found[order], order.astype(np.uint32), stored, self._exact)
+        if (path := self._path(name)) is not None:
+            with contextlib.suppress(OSError):  # a cache: what cannot be written is made again
+                _write(path, index, self._tag(name, size))
+        return index
+
+    @property
+    def _exact(self) -> bool:
+        return self.keyed and is_exact(self.key_schema)
+
+    def _tag(self, name: str, size: int) -> bytes:
+        """Says which file is indexed by which columns."""
+        return repr((name, size, self.keyed, [(each.name, str(each.type)) for each in self.key_schema])).encode()
+
+    def _path(self, name: str) -> Path | None:
+        return None if self.cache is None else self.cache / f"{Path(name).name}.arrow"
+
+    def _name(self, file: DataFile) -> tuple[Any, ...]:
+        return self.directory.location, self._tag(file.name, file.size), self.cache
+
+
+class _Open:
+    """The indexes that this process has open. The ones that were not used for the longest time are closed first."""
+
+    def __init__(self) -> None:
+        self._indexes: OrderedDict[tuple[Any, ...], tuple[FileIndex, int]] = OrderedDict()
+        self._memory = 0
+
+    def get(self, name: tuple[Any, ...]) -> FileIndex | None:
+        found = self._indexes.get(name)
+        if found is None:
+            return None
+        with contextlib.suppress(KeyError):  # another thread has closed it
+            self._indexes.move_to_end(name)
+        return found[0]
+
+    def put(self, name: tuple[Any, ...], index: FileIndex, *, in_memory: bool) -> None:
+        size = 12 * len(index.hashes) + (index.keys.nbytes if index.keys is not None else 0) if in_memory else 0
+        self._indexes[name] = (index, size)
+        self._memory += size
+        while len(self._indexes) > _MAX_OPEN or (self._memory > _MAX_MEMORY and len(self._indexes) > 1):
+            _, (_, freed) = self._indexes.popitem(last=False)
+            self._memory -= freed
+
+
+_open: Final = _Open()
+
+
+def _write(path: Path, index: FileIndex, tag: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = [_HASH, _ROW, *(index.keys.column_names if index.keys is not None else ())]
+    columns = [pa.array(index.hashes), pa.array(index.rows)]
+    columns += [one_array(column) for column in (index.keys.columns if index.keys is not None else ())]
+    batch = pa.RecordBatch.from_arrays(columns, names)
+    schema = batch.schema.with_metadata({"format": _FORMAT, "tag": tag})
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        with pa.OSFile(str(temporary), "wb") as file:
+            with pa.ipc.new_file(file, schema) as writer:
+                writer.write_batch(batch)
+            file.write(_checksum(temporary.read_bytes()))
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path, tag: bytes, exact: bool) -> FileIndex | None:
+    """An index in a file; None if it cannot be used."""
+    try:
+        with pa.memory_map(str(path)) as file:
+            content = file.read_buffer()
+        body, checksum = content[:-_CHECKSUM_BYTES], content[-_CHECKSUM_BYTES:]
+        if _checksum(body) != checksum.to_pybytes():
+            return None
+        reader = pa.ipc.open_file(body)
+        batch = reader.get_batch(0)
+        metadata = reader.schema.metadata or {}
+    except (OSError, pa.ArrowInvalid):
+        return None
+    if metadata.get(b"format") != _FORMAT or metadata.get(b"tag") != tag:
+        return None
+    keys = pa.Table.from_batches([batch]).drop_columns([_HASH, _ROW])
+    return FileIndex(
+        batch.column(_HASH).to_numpy(),
+        batch.column(_ROW).to_numpy(),
+        keys if keys.num_columns else None,
+        exact,
+    )
+
+
+def _checksum(content: Any) -> bytes:
+    return zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "big")
+
+
+def remove_unused(cache: Path | None, files: Iterable[DataFile], newer_than: float) -> None:
+    """Delete the indexes of files that the table does not have, unless they were written after a time."""
+    if cache is None or not cache.is_dir():
+        return
+    kept = {f"{Path(file.name).name}.arrow" for file in files}
+    for entry in os.scandir(cache):
+        with contextlib.suppress(OSError):
+            if entry.name not in kept and entry.stat().st_mtime < newer_than:
+                os.unlink(entry.path)  # noqa: PTH108

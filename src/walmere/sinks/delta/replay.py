@@ -1,0 +1,240 @@
+"""Replay the log of a Delta table: its columns, files, vectors and LSN at one version.
+
+`deltalake` can do this too, but does not return the descriptors of deletion vectors, which a commit has to repeat, and
+opens a table from the beginning each time. Here, a process keeps the newest version of each table that it has read, and
+reads only what was committed since. So opening a table costs what was committed, not the length of its log. The kept
+version is valid as long as its commit is the same file: a table that was restored from a backup is read again.
+
+Checkpoints are read in their classic form, in one or several parts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import Schema
+
+from walmere.errors import SinkMismatch
+from walmere.sinks.delta.files import DataFile
+from walmere.storage import Directory
+
+LOG: Final = "_delta_log"
+_LAST_CHECKPOINT: Final = f"{LOG}/_last_checkpoint"
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet\Z")
+_KINDS: Final = ("protocol", "metaData", "txn", "add")
+_MAX_KEPT: Final = 4096
+"""Keep the newest version of so many tables."""
+
+
+def log_file(version: int) -> str:
+    """The path of a commit, relative to its table."""
+    return f"{LOG}/{version:020d}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A table at one version."""
+
+    version: int = -1
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    adds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the `add` actions of its files, by path
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table properties."""
+        found: Mapping[str, str] = self.metadata.get("configuration") or {}
+        return found
+
+    @property
+    def schema(self) -> Schema:
+        """The columns, as Delta has them."""
+        return _schemas(self.metadata["schemaString"])[0]
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns."""
+        return _schemas(self.metadata["schemaString"])[1]
+
+    @property
+    def files(self) -> list[DataFile]:
+        """The files."""
+        return [DataFile.from_action(add) for add in self.adds.values()]
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that the protocol names."""
+        both = (self.protocol.get("readerFeatures") or [], self.protocol.get("writerFeatures") or [])
+        return frozenset(feature for some in both for feature in some)
+
+    def then(self, version: int, actions: Iterable[Mapping[str, Any]]) -> TableVersion:
+        """The table after the actions of the next commit."""
+        protocol, metadata = self.protocol, self.metadata
+        transactions, adds = dict(self.transactions), dict(self.adds)
+        for action in actions:
+            for kind, content in action.items():
+                match kind:
+                    case "add":
+                        adds[content["path"]] = content
+                    case "remove":
+                        # a commit that replaces the vector of a file adds and removes the same path, in any order
+                        found = adds.get(content["path"])
+                        if found is not None and _vector_id(found) == _vector_id(content):
+                            del adds[content["path"]]
+                    case "protocol":
+                        protocol = content
+                    case "metaData":
+                        metadata = content
+                    case "txn":
+                        transactions[content["appId"]] = content["version"]
+        return TableVersion(version, protocol, metadata, transactions, adds)
+
+
+def _vector_id(action: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    vector = action.get("deletionVector")
+    return None if vector is None else (vector["storageType"], vector["pathOrInlineDv"], vector.get("offset"))
+
+
+@lru_cache(maxsize=_MAX_KEPT)
+def _schemas(text: str) -> tuple[Schema, pa.Schema]:
+    schema = Schema.from_json(text)
+    return schema, pa.schema(schema.to_arrow())
+
+
+_kept: dict[str, tuple[tuple[Any, ...], TableVersion]] = {}
+_lock: Final = threading.Lock()
+
+
+def newest(directory: Directory) -> TableVersion | None:
+    """The newest version; None if there is no table. Raises SinkMismatch if its log cannot be read."""
+    with _lock:
+        stamp, known = _kept.get(directory.location, (None, None))
+    if known is None or directory.stamp(log_file(known.version)) != stamp:
+        known = _from_checkpoint(directory)
+    before = known
+    while (content := directory.read(log_file(known.version + 1))) is not None:
+        known = known.then(known.version + 1, _parse(directory, known.version + 1, content))
+    if known.version < 0:
+        return None
+    if not known.metadata or not known.protocol:
+        raise _unreadable(directory, "it has no metadata or protocol")
+    if known is not before or stamp is None:
+        stamp = directory.stamp(log_file(known.version))
+        with _lock:
+            _kept.pop(directory.location, None)
+            if stamp is not None:  # None: only the checkpoint of this version is left
+                _kept[directory.location] = (stamp, known)
+            if len(_kept) > _MAX_KEPT:
+                del _kept[next(iter(_kept))]
+    return known
+
+
+def at(directory: Directory, version: int) -> TableVersion:
+    """An older version. Raises SinkMismatch if it cannot be read any more."""
+    known = _load(directory, _checkpoints(directory, version))
+    while known.version < version:
+        content = directory.read(log_file(known.version + 1))
+        if content is None:
+            raise _unreadable(directory, f"version {known.version + 1} is not there")
+        known = known.then(known.version + 1, _parse(directory, known.version + 1, content))
+    return known
+
+
+def tombstones(directory: Directory, version: int) -> Iterator[Mapping[str, Any]]:
+    """The `remove` actions up to a version that the log still has."""
+    checkpoint = _checkpoints(directory, version)
+    first = 0
+    if checkpoint is not None:
+        first = checkpoint[0] + 1
+        for _, contents in _parts(directory, checkpoint, ["remove"]):
+            yield from contents
+    for number in range(first, version + 1):
+        content = directory.read(log_file(number))
+        for action in _parse(directory, number, content or b""):
+            if "remove" in action:
+                yield action["remove"]
+
+
+def _parse(directory: Directory, version: int, content: bytes) -> list[dict[str, Any]]:
+    try:
+        actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+        if not all(isinstance(action, dict) for action in actions):
+            raise ValueError("not an object")
+    except ValueError:
+        raise _unreadable(directory, f"version {version} is not JSON") from None
+    return actions
+
+
+def _from_checkpoint(directory: Directory) -> TableVersion:
+    """The table at its newest checkpoint; at version -1 if there is none."""
+    text = directory.read(_LAST_CHECKPOINT)
+    try:
+        found = None if text is None else json.loads(text)
+        checkpoint = None if found is None else (int(found["version"]), int(found.get("parts") or 1))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        checkpoint = None
+    if checkpoint is None and directory.stamp(log_file(0)) is None:
+        checkpoint = _checkpoints(directory, None)
+    try:
+        return _load(directory, checkpoint)
+    except FileNotFoundError:
+        return _load(directory, _checkpoints(directory, None))
+
+
+def _checkpoints(directory: Directory, upto: int | None) -> tuple[int, int] | None:
+    """The newest whole checkpoint, up to a version: its version and number of parts; None if there is none."""
+    parts: dict[tuple[int, int], int] = {}
+    for name in directory.files(LOG):
+        if (match := _CHECKPOINT.match(name)) is not None and (upto is None or int(match[1]) <= upto):
+            which = (int(match[1]), int(match[3] or 1))
+            parts[which] = parts.get(which, 0) + 1
+    return max((which for which, count in parts.items() if count == which[1]), default=None)
+
+
+def _load(directory: Directory, checkpoint: tuple[int, int] | None) -> TableVersion:
+    if checkpoint is None:
+        return TableVersion()
+    actions: list[dict[str, Any]] = []
+    for kind, contents in _parts(directory, checkpoint, _KINDS):
+        actions += [{kind: _plain(content)} for content in contents]
+    return TableVersion().then(checkpoint[0], actions)
+
+
+def _parts(
+    directory: Directory, checkpoint: tuple[int, int], kinds: Iterable[str]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The actions of these kinds in a checkpoint."""
+    version, parts = checkpoint
+    for number in range(1, parts + 1):
+        part = "" if parts == 1 else f".{number:010d}.{parts:010d}"
+        with directory.filesystem.open_input_file(f"{LOG}/{version:020d}.checkpoint{part}.parquet") as source:
+            file = pq.ParquetFile(source)
+            present = [kind for kind in kinds if kind in file.schema_arrow.names]
+            table = file.read(columns=present)
+        for kind in present:
+            yield kind, table[kind].filter(pc.is_valid(table[kind])).to_pylist(maps_as_pydicts="strict")
+
+
+def _plain(value: Any) -> Any:
+    """An action of a checkpoint as JSON has it: fields without a value are omitted."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items() if each is not None}
+    return value
+
+
+def _unreadable(directory: Directory, why: str) -> SinkMismatch:
+    return SinkMismatch(
+        f"opening the Delta table at {directory.location}",
+        f"its log in {directory.location}/{LOG} cannot be read: {why}",
+        "repair the log; or move the table's directory, then the table is copied again",
+    )
