@@ -8,7 +8,7 @@ import sys
 import pytest
 from scripts.import_graph import ROOT, edges, imports, mermaid, part_of
 
-GROUND = {"lsn", "errors", "names", "owner", "paths", "bins"}
+GROUND = {"lsn", "errors", "names", "owner", "paths", "bins", "version"}
 WIRE = GROUND | {"pgoutput", "types"}
 LOG = WIRE | {"storage", "changelog"}
 TARGET = GROUND | {"storage", "ledger"}
@@ -17,7 +17,7 @@ SUBSCRIBER = APPLY | {"config", "publisher", "apply"}
 ALL = SUBSCRIBER | {"subscription", "spark", "source", "reads", "verify", "__init__"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    **{each: set() for each in ("lsn", "errors", "paths", "bins")},
+    **{each: set() for each in ("lsn", "errors", "paths", "bins", "version")},
     "testing": GROUND,
     "names": GROUND,
     "owner": GROUND,
@@ -52,7 +52,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "psycopg": ("publisher/", "sinks/postgres.py"),
     "psycopg2": ("publisher/", "sinks/postgres.py"),
 }
-SINKS_OWN = {"numpy", "pyarrow", "deltalake", "pyspark", "psycopg"}
+SINKS_OWN = {"numpy", "pyarrow", "deltalake", "pyroaring", "pyspark", "psycopg"}
 NO_IO = {
     "asyncio",
     "io",

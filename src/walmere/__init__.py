@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from walmere.errors import WalmereError
 from walmere.lsn import Lsn
+from walmere.version import __version__
 
 if TYPE_CHECKING:
     from walmere import pgoutput
@@ -28,8 +29,6 @@ __all__ = [
     "read",
     "register",
 ]
-
-__version__ = "0.1.0"
 
 _LATER = {
     "Lake": "reads",

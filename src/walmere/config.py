@@ -149,8 +149,23 @@ class Target(_Section):
     """Write logical messages to a table of this name: schema.table."""
     keep_seconds: Seconds = 3600.0
     """How far back tables can be read: an old version is kept for this long after it was replaced."""
+    deletion_vectors: bool = True
+    """Mark changed rows in deletion vectors. `false`: rewrite their files, for readers without deletion vectors."""
+    max_rewrite_bytes_per_hour: int = Field(default=10 << 30, ge=1 << 20)
+    """Without deletion vectors: make batches larger, so that they rewrite at most this many bytes per hour."""
 
     _paths = field_validator("path", mode="before")(_path)
+
+
+class Maintenance(_Section):
+    """Upkeep of the target's tables, beside the stream."""
+
+    deleted_share: float = Field(default=0.1, gt=0, le=1)
+    """Rewrite a file when this share of its rows is deleted."""
+    file_bytes: int = Field(default=64 << 20, ge=1 << 16, le=1 << 30)
+    """The size of new files, at most; small files are joined up to it."""
+    bytes_per_hour: int = Field(default=20 << 30, ge=0)
+    """Rewrite at most this many bytes per hour."""
 
 
 class Spark(BaseModel):
@@ -180,6 +195,7 @@ class Config(_Section):
     source: Source
     subscription: SubscriptionSettings
     target: Target | None = None
+    maintenance: Maintenance = Maintenance()
     spark: Spark = Spark()
 
     @property
@@ -261,6 +277,7 @@ def _value(section: str, key: str, text: str) -> Any:
         "source": Source,
         "subscription": SubscriptionSettings,
         "target": Target,
+        "maintenance": Maintenance,
         "spark": Spark,
     }
     fields = sections[section].model_fields if section in sections else {}

@@ -13,6 +13,8 @@
     receiver.pids         receivers that a launcher has started
     receiver-error.json   the error that ended the receiver, with its class
     planner-error.json    the error that ended the planner of the apply query, with its class
+    index/                key indexes of the target's files: a cache
+    maintenance.json      what upkeep of the tables has done, for `walmere status`
     spark.log             what Spark logs
     feed.json             the publications that a query of format pgoutput receives
 
@@ -37,10 +39,22 @@ RECEIVER_LOG: Final = "receiver.log"
 RECEIVER_PIDS: Final = "receiver.pids"
 RECEIVER_ERROR: Final = "receiver-error.json"
 PLANNER_ERROR: Final = "planner-error.json"
+INDEX: Final = "index"
+MAINTENANCE: Final = "maintenance.json"
 SPARK_LOG: Final = "spark.log"
 FEED: Final = "feed.json"
 
-FILES: Final = (RECEIVER, RECEIVER_LOG, RECEIVER_PIDS, RECEIVER_ERROR, PLANNER_ERROR, SPARK_LOG, TABLES, LEDGER)
+FILES: Final = (
+    RECEIVER,
+    RECEIVER_LOG,
+    RECEIVER_PIDS,
+    RECEIVER_ERROR,
+    PLANNER_ERROR,
+    MAINTENANCE,
+    SPARK_LOG,
+    TABLES,
+    LEDGER,
+)
 """Files that `walmere drop` deletes, besides the change log."""
-DIRECTORIES: Final = (POSITIONS, RUN, RESYNC, CUTS, CHECKPOINT)
+DIRECTORIES: Final = (POSITIONS, RUN, RESYNC, CUTS, CHECKPOINT, INDEX)
 """Directories that `walmere drop` deletes."""

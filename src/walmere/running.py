@@ -24,6 +24,7 @@ from walmere.subscription.launcher import Launcher
 from walmere.subscription.state import to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
+from walmere.subscription.upkeep import UpkeepScheduler
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +88,13 @@ def sink(config: Config, file: Path) -> Sink:
     """The sink that writes to the target."""
     if config.target is None:
         raise ConfigError(f"reading {file}", "there is no [target]", 'add [target] with kind = "delta" and path = "…"')
-    return DeltaSink(str(config.target.path), keep_seconds=config.target.keep_seconds)
+    return DeltaSink(
+        str(config.target.path),
+        deletion_vectors=config.target.deletion_vectors,
+        index=str(config.subscription.directory / paths.INDEX),
+        file_size=config.maintenance.file_bytes if config.target.deletion_vectors else 0,
+        keep_seconds=config.target.keep_seconds,
+    )
 
 
 def launcher(
@@ -109,12 +116,14 @@ def launcher(
     gather = config.target is not None and config.target.gather_partitions
     sync = TableSync(config.source, name, tables, target, SparkTasks(started, "copy"), gather=gather)
     make_apply = functools.partial(Apply, started, directory, target, tables, name)
+    upkeep = functools.partial(UpkeepScheduler, directory, tables, SparkTasks(started, "upkeep"), config.maintenance)
     make_launcher = functools.partial(
         Launcher,
         config,
         file,
         tables,
         sync,
+        upkeep=upkeep,
         require_spark=functools.partial(require_alive, directory / paths.SPARK_LOG),
         take_over=take_over,
     )

@@ -22,7 +22,6 @@ class ApplyJob:
     sink: bytes  # pickled, so that the driver's Spark code does not depend on it
     end_lsn: Lsn
     partial: bool  # see Definition
-    vacuum: bool
     identity: Identity | None  # of a partitioned table, as its leaves have it
     commits: bool  # False: it stages a part of the table's inserts, and the driver commits all parts
     version: int | None  # see TableState

@@ -121,7 +121,8 @@ def _apply_span(job: ApplyJob, sink: Sink, span: Span, reached: Lsn | None, befo
     net = fold(decoded.changes, span.identity, may_exist=job.partial)
     count = before.changes + len(decoded.changes)
     if not job.commits:
-        return replace(before, changes=count, staged=Staged(name, sink.stage(name, net.appends.to_batches()), rejects))
+        files = sink.stage(name, net.appends.to_batches(), identity=span.identity)
+        return replace(before, changes=count, staged=Staged(name, files, rejects))
     end = span.end or job.end_lsn
     rejected = _commit_rejects(sink, name, rejects, end)
     version = sink.apply(name, net, end, span.identity)

@@ -130,6 +130,26 @@ class Upkeep:
     deleted_share: float = 0.1  # rewrite a file when so many of its rows are deleted
 
 
+class UpkeepWork(Protocol):
+    """What one task does for the upkeep of a table."""
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes it writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a table is."""
+
+    version: int
+    files: int
+    bytes: int
+    rows: int
+    deleted: int  # rows that are still in files
+    written: int  # bytes of all files, since this process first read the table
+
+
 class Mode(StrEnum):
     """What a commit of staged files does with the existing rows."""
 
@@ -223,7 +243,10 @@ class Sink(Protocol):
         perhaps in tasks.
         """
 
-    def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> Sequence[Any]:
+    def extent(self, table: TableName) -> Extent | None:
+        """How large a table is now; None if it does not exist."""
+
+    def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> Sequence[UpkeepWork]:
         """What of the table is to be rewritten now, without changing its rows. Each item is work for one task."""
 
     def rewrite_files(self, work: Any) -> Any:

@@ -19,10 +19,11 @@ import functools
 import logging
 import pickle
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -116,6 +117,12 @@ class Apply:
         self._error: WalmereError | None = None
         self._planner_error = directory / paths.PLANNER_ERROR
         self._on_batch = on_batch
+        self._committing = threading.Lock()  # held by a batch, or by a commit of upkeep
+
+    @property
+    def sink(self) -> Sink:
+        """The target."""
+        return self._sink
 
     @property
     def error(self) -> WalmereError | None:
@@ -239,7 +246,30 @@ class Apply:
                     lost[each.oid] = str(error)
         return lost
 
+    def replace_files(self, known: TableState, done: Sequence[Any]) -> None:
+        """Commit what upkeep has rewritten of a table, between two batches. The newest point gets the new version."""
+        with self._committing:
+            recorded = self._tables.get(known.oid)
+            version = self._sink.replace_files(known.table, done)
+            last = self._ledger.last()
+            if version is None or recorded is None or recorded.version_lsn != self._sink.applied(known.table):
+                return  # a task that was given up may have applied a batch: the next one records the version
+            self._tables.change(
+                {known.oid: functools.partial(state.committed, version=version, lsn=recorded.version_lsn)}
+            )
+            if last is None or last.versions.get(known.name) != self._versions.get(known.name, -1):
+                return
+            self._versions[known.name] = version
+            point = Entry(last.lsn, last.commit_time, {**last.versions, known.name: version}, now())
+            point = self._ledger.append(point)
+            if self._lake_ledger is not None:
+                self._lake_ledger.append(point)
+
     def _batch(self, references: DataFrame, _: int) -> None:
+        with self._committing:
+            self._do_batch(references)
+
+    def _do_batch(self, references: DataFrame) -> None:
         self._began = now()
         tries = attempts(self._spark.sparkContext)
 

@@ -7,7 +7,6 @@ directory.
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +23,6 @@ MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most."""
 MIN_TASK_BYTES: Final = 8 << 20
 """Bytes of the log per task, at least, if several tasks write the inserts of one table."""
-VACUUM_INTERVAL: Final = 600.0
-"""Seconds between two vacuums of a table that is written to."""
 
 
 class Batches:
@@ -37,7 +34,6 @@ class Batches:
         self._parallelism = parallelism
         self._end: Lsn | None = None
         self._planner = Planner(self._log)
-        self._vacuumed: dict[int, float] = {}
         self._turn = 0
         self._last_change: object = None
 
@@ -100,7 +96,7 @@ class Batches:
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
             divided = divide(refs, self._parallelism, MIN_TASK_BYTES) if whole else [refs]
-            vacuum, commits = self._time_to_vacuum(oid), len(divided) == 1
+            commits = len(divided) == 1
             for some in divided:
                 blocks = Blocks(self._log, some, versions, gathered)
                 job = ApplyJob(
@@ -111,7 +107,6 @@ class Batches:
                     self._sink,
                     end_lsn,
                     partial,
-                    vacuum,
                     identity,
                     commits,
                     known.version,
@@ -123,10 +118,3 @@ class Batches:
     def _log_start(self) -> Lsn:
         _ = self._planner.end_lsn  # reads what is new
         return self._planner.start_lsn
-
-    def _time_to_vacuum(self, oid: int) -> bool:
-        now = time.monotonic()
-        due = now - self._vacuumed.setdefault(oid, now) > VACUUM_INTERVAL and not cuts.active(self._directory).at
-        if due:
-            self._vacuumed[oid] = now
-        return due

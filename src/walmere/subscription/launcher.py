@@ -41,6 +41,7 @@ from walmere.subscription.receiver_process import ReceiverProcess
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
+from walmere.subscription.upkeep import UpkeepScheduler
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,13 @@ class ApplyWorker(Protocol):
     def record_copies(self) -> None:
         """In a run that needed no query: write to the ledger that all tables were copied at one LSN."""
 
+    @property
+    def sink(self) -> Sink:
+        """The target."""
+
+    def replace_files(self, known: TableState, done: Sequence[Any]) -> None:
+        """Commit what upkeep has rewritten of a table, between two batches."""
+
 
 class Launcher:
     """One run of a subscription."""
@@ -99,6 +107,7 @@ class Launcher:
         sync: TableSync,
         apply: ApplyWorker,
         *,
+        upkeep: Callable[[Callable[[TableState, Sequence[Any]], None]], UpkeepScheduler] | None = None,
         require_spark: Callable[[float], None] = lambda _: None,
         on_poll: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
@@ -106,6 +115,7 @@ class Launcher:
     ) -> None:
         """Start nothing yet.
 
+        `upkeep` makes the scheduler of upkeep, from the function that commits its results.
         `require_spark(seconds)` raises if Spark has ended, or ends within this time. `on_poll` is called often,
         `on_end` at the end. `take_over`: take tables of the target from other owners.
         """
@@ -114,6 +124,7 @@ class Launcher:
         self._tables = tables
         self._sync = sync
         self.apply = apply
+        self._upkeep = None if upkeep is None else upkeep(apply.replace_files)
         self._stopping = threading.Event()
         self._claimed = False
         self._take_over = take_over
@@ -155,6 +166,7 @@ class Launcher:
             ReceiverProcess(self._config_file, self._config, until) as process,
             DaemonExecutor(CONCURRENT_COPIES, "copying") as copying,
             DaemonExecutor(CONCURRENT_COPIES, "catalogs") as catalog_reads,
+            DaemonExecutor(1, "upkeep") as upkeep,
         ):
             self._process = process
             while not (self._config.changelog / manifest.NAME).exists() and not self._stopping.is_set():
@@ -168,7 +180,8 @@ class Launcher:
                 self._sync.follow_messages(self._messages_table(), log.header.start_lsn)
             copies = CopyScheduler(self._sync, self._tables, copying, catalog_reads, once=until is not None)
             try:
-                self._supervise(process, copies, until)
+                self._supervise(process, copies, upkeep, until)
+                self._last_upkeep()
             except (WalmereError, KeyboardInterrupt):
                 raise
             except Exception as error:
@@ -181,7 +194,9 @@ class Launcher:
             if copies.failed and until is not None:
                 raise next(iter(copies.failed.values()))
 
-    def _supervise(self, process: ReceiverProcess, copies: CopyScheduler, until: Lsn | None) -> None:
+    def _supervise(
+        self, process: ReceiverProcess, copies: CopyScheduler, upkeep: DaemonExecutor, until: Lsn | None
+    ) -> None:
         """Keep receiver, copies and query running until the run is stopped or everything is applied."""
         end = until
         while not self._stopping.is_set() and not (copies.done() and self._has_applied(end, copies)):
@@ -193,10 +208,17 @@ class Launcher:
             copies.poll()
             if self._query is not None:
                 self._query = self._checked(self._query, until)
+                if self._upkeep is not None and until is None:
+                    self._upkeep.poll(self.apply.sink, upkeep)
             elif time.monotonic() >= self._start_at and self._has_something_to_apply(end, copies):
                 self._query = self._start(until)
             self._on_poll()
             time.sleep(_POLL)
+
+    def _last_upkeep(self) -> None:
+        """Do a round of upkeep before a run ends by itself: it may be the only one for hours."""
+        if self._upkeep is not None and self._query is not None and not self._stopping.is_set():
+            self._upkeep.round(self.apply.sink)
 
     def _claim(self) -> None:
         """Check that the target's tables belong to this subscription."""

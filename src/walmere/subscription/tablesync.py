@@ -31,7 +31,7 @@ from walmere.config import Source
 from walmere.definition import MESSAGES_OID, Definition
 from walmere.errors import PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.names import TableName
+from walmere.names import Identity, TableName
 from walmere.publisher import catalog, copy, snapshot, table
 from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.snapshot import Snapshot
@@ -120,7 +120,8 @@ def copy_piece(task: CopyTask) -> Copied:
             yield batch
 
     name = TableName(task.table.schema, task.table.name)
-    files = task.sink.stage(name, batches(), schema_of(task.table, task.codecs))
+    identity = Identity(task.table.replica_identity.value, task.table.key)
+    files = task.sink.stage(name, batches(), schema_of(task.table, task.codecs), identity)
     rejected = rejects.rows()
     if rejected.num_rows:
         task.sink.create(Rejects.table(name), Rejects.SCHEMA)

@@ -18,7 +18,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from walmere import __version__
 from walmere.errors import SinkConflict
 from walmere.lsn import Lsn
 from walmere.names import TableName
@@ -29,6 +28,7 @@ from walmere.sinks.delta.replay import TableVersion, log_file
 from walmere.sinks.delta.schema import delta_schema
 from walmere.sinks.delta.tables import DeltaTables
 from walmere.sinks.delta.vectors import Vector
+from walmere.version import __version__
 
 ATTEMPTS: Final = 10
 ENGINE: Final = f"walmere/{__version__}"

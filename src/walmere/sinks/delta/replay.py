@@ -14,7 +14,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -49,6 +49,7 @@ class TableVersion:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     transactions: Mapping[str, int] = field(default_factory=dict)
     adds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the `add` actions of its files, by path
+    written: int = 0  # bytes of files and vectors in the commits that were replayed, without a checkpoint
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -80,11 +81,13 @@ class TableVersion:
     def then(self, version: int, actions: Iterable[Mapping[str, Any]]) -> TableVersion:
         """The table after the actions of the next commit."""
         protocol, metadata = self.protocol, self.metadata
-        transactions, adds = dict(self.transactions), dict(self.adds)
+        transactions, adds, written = dict(self.transactions), dict(self.adds), self.written
         for action in actions:
             for kind, content in action.items():
                 match kind:
                     case "add":
+                        written += (content.get("deletionVector") or {}).get("sizeInBytes", 0)
+                        written += 0 if content["path"] in adds else content["size"]
                         adds[content["path"]] = content
                     case "remove":
                         # a commit that replaces the vector of a file adds and removes the same path, in any order
@@ -97,7 +100,7 @@ class TableVersion:
                         metadata = content
                     case "txn":
                         transactions[content["appId"]] = content["version"]
-        return TableVersion(version, protocol, metadata, transactions, adds)
+        return TableVersion(version, protocol, metadata, transactions, adds, written)
 
 
 def _vector_id(action: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -207,7 +210,7 @@ def _load(directory: Directory, checkpoint: tuple[int, int] | None) -> TableVers
     actions: list[dict[str, Any]] = []
     for kind, contents in _parts(directory, checkpoint, _KINDS):
         actions += [{kind: _plain(content)} for content in contents]
-    return TableVersion().then(checkpoint[0], actions)
+    return replace(TableVersion().then(checkpoint[0], actions), written=0)
 
 
 def _parts(

@@ -32,7 +32,19 @@ from walmere.ledger.lake import LakeLedger
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
-from walmere.sinks.base import APPEND, OVERWRITE, Mode, Net, Run, StagedFile, Standing, TableScan, Upkeep, run_here
+from walmere.sinks.base import (
+    APPEND,
+    OVERWRITE,
+    Extent,
+    Mode,
+    Net,
+    Run,
+    StagedFile,
+    Standing,
+    TableScan,
+    Upkeep,
+    run_here,
+)
 from walmere.sinks.delta import ddl, maintenance, merge, points, scan
 from walmere.sinks.delta.actions import VECTORS, VECTORS_PROPERTY
 from walmere.sinks.delta.commit import Change, commit
@@ -150,6 +162,16 @@ class DeltaSink(DeltaTables):
         }
         switch = {VECTORS_PROPERTY: "false"} if VECTORS in found.features else {}
         return Change(new.added, [file.path for file in new.removed], properties=switch, metrics=metrics)
+
+    def extent(self, table: TableName) -> Extent | None:
+        """How large a table is now; None if it does not exist."""
+        found = self.newest(table)
+        if found is None:
+            return None
+        files = found.files
+        rows = scan.count(self.directory(table), files)
+        size, deleted = sum(file.size for file in files), sum(file.deleted for file in files)
+        return Extent(found.version, len(files), size, rows, deleted, found.written)
 
     def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> list[maintenance.Work]:
         """What to rewrite now, each in a task."""
