@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from walmere.apply.fold import KEY, OLD, TRUNCATE, Changes
+from walmere.apply.parts import Part, can_be_divided, filtered
 from walmere.apply.rejects import Rejects, rejected_key
 from walmere.changelog.plan import Blocks, messages
 from walmere.definition import Shape
@@ -54,6 +55,7 @@ class Decoded:
 
     changes: Changes
     rejects: pa.RecordBatch
+    whole: bool = True  # these are all changes, not a part of them
 
 
 class _Columns(NamedTuple):
@@ -117,8 +119,13 @@ def next_span(
     return Span(shape, identity, same, start, end, of_leaves)
 
 
-def decode(blocks: Blocks, span: Span, types: Mapping[int, PgType], applied: Lsn | None = None) -> Decoded | None:
-    """Read and cast the changes of a span that are not yet applied; None if there are none."""
+def decode(
+    blocks: Blocks, span: Span, types: Mapping[int, PgType], applied: Lsn | None = None, part: Part | None = None
+) -> Decoded | None:
+    """Read and cast the changes of a span that are not yet applied; None if there are none.
+
+    `part`: only changes of the keys of this part. If the batch cannot be divided, the first part has all of it.
+    """
     codecs = [codec(type_oid, typmod, types) for _, type_oid, typmod in span.shape.columns]
     schema = pa.schema([(name, each.arrow) for (name, *_), each in zip(span.shape.columns, codecs, strict=True)])
     into = _Columns(schema, codecs, span.identity.key)
@@ -128,23 +135,32 @@ def decode(blocks: Blocks, span: Span, types: Mapping[int, PgType], applied: Lsn
         return None
     truncated_at = _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
     rejects = Rejects(span.identity.key)
-    pieces: list[Changes] = []
-    order: list[pa.RecordBatch] = []
+    raw: list[tuple[pa.RecordBatch, Rows]] = []
     for ref, batch in found:
         rows = batch
         if truncated_at is not None:  # nothing before it matters
             rows = batch.filter(pa.array(_is_after(batch, truncated_at)))
         if rows.num_rows:
             relation = blocks.versions[ref.block.relation, ref.version].relation
-            changes = _cast(rows, relation, into, ref.segment.streamed, rejects)
-            pieces.append(_mark_as_leaves(changes, span.identity) if span.of_leaves else changes)
-            order.append(rows)
+            raw.append((rows, decode_rows(rows.column("message"), relation, streamed=ref.segment.streamed)))
+    whole = True
+    if part is not None:
+        whole = truncated_at is not None or not all(can_be_divided(rows, span.identity.key) for _, rows in raw)
+        if whole and part.number:
+            return None
+        raw = raw if whole else [_taken(batch, rows, part, span.identity.key) for batch, rows in raw]
+    pieces: list[Changes] = []
+    order: list[pa.RecordBatch] = []
+    for batch, rows in raw:
+        changes = _cast(batch, rows, into, rejects)
+        pieces.append(_mark_as_leaves(changes, span.identity) if span.of_leaves else changes)
+        order.append(batch)
     joined = _join(pieces, schema) if pieces else _truncate(schema)
     if len({ref.block.relation for ref, _ in found}) > 1 and pieces:
         joined = joined.take(np.lexsort((_column(order, "sequence"), _column(order, "commit_lsn"))))
     if truncated_at is not None and pieces:
         joined = _join([_truncate(schema), joined], schema)
-    return Decoded(joined, rejects.rows())
+    return Decoded(joined, rejects.rows(), whole)
 
 
 def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.uint64]:
@@ -181,11 +197,16 @@ def _key(relation: Relation) -> tuple[str, ...]:
     return tuple(column.name for column in relation.columns if column.is_key)
 
 
-def _cast(batch: pa.RecordBatch, relation: Relation, into: _Columns, streamed: bool, rejects: Rejects) -> Changes:
+def _taken(batch: pa.RecordBatch, rows: Rows, part: Part, key: tuple[str, ...]) -> tuple[pa.RecordBatch, Rows]:
+    """The changes of a block that belong to a part."""
+    mask = part.has(rows, key)
+    return batch.filter(pa.array(mask)), filtered(rows, mask)
+
+
+def _cast(batch: pa.RecordBatch, rows: Rows, into: _Columns, rejects: Rejects) -> Changes:
     """The changes of a block, with the columns of the target: a partition may have them in another order."""
-    rows: Rows = decode_rows(batch.column("message"), relation, streamed=streamed)
     lsn = batch.column("lsn").to_numpy()
-    own = {column.name: place for place, column in enumerate(relation.columns)}
+    own = {column.name: place for place, column in enumerate(rows.relation.columns)}
     places = [own[name] for name in into.schema.names]
     new = pa.table([rows.new[place].text for place in places], names=into.schema.names)
     old = None

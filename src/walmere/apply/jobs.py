@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from walmere.apply.parts import Part
 from walmere.changelog.plan import Blocks
 from walmere.definition import MESSAGES_OID, Shape
 from walmere.lsn import INVALID_LSN, Lsn
@@ -23,7 +24,8 @@ class ApplyJob:
     end_lsn: Lsn
     partial: bool  # see Definition
     identity: Identity | None  # of a partitioned table, as its leaves have it
-    commits: bool  # False: it stages a part of the table's inserts, and the driver commits all parts
+    commits: bool  # False: it stages a part of the batch, and the driver commits all parts
+    part: Part | None  # of the changes, by key; None: all changes of `blocks`
     version: int | None  # see TableState
     version_lsn: Lsn
 

@@ -6,6 +6,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -53,7 +54,7 @@ class Staged:
     """What a task has written, to be committed by the driver."""
 
     name: TableName
-    files: list[StagedFile]
+    changes: Any  # see Sink.stage_changes
     rejects: list[StagedFile]
     found: int = 0  # version of the table when the task began
 
@@ -114,15 +115,15 @@ def _apply_spans(job: ApplyJob, sink: Sink, result: Applied) -> Applied:
 
 def _apply_span(job: ApplyJob, sink: Sink, span: Span, reached: Lsn | None, before: Applied) -> Applied:
     name = job.shape.table
-    decoded = changes.decode(job.blocks, span, job.types, reached)
+    decoded = changes.decode(job.blocks, span, job.types, reached, job.part)
     if decoded is None:
         return before
     rejects = _stage_rejects(job, sink, span, reached, decoded.rejects)
     net = fold(decoded.changes, span.identity, may_exist=job.partial)
     count = before.changes + len(decoded.changes)
-    if not job.commits:
-        files = sink.stage(name, net.appends.to_batches(), identity=span.identity)
-        return replace(before, changes=count, staged=Staged(name, files, rejects))
+    if not job.commits and not (job.part is not None and decoded.whole):
+        staged = sink.stage_changes(name, net, span.identity)
+        return replace(before, changes=count, staged=Staged(name, staged, rejects))
     end = span.end or job.end_lsn
     rejected = _commit_rejects(sink, name, rejects, end)
     version = sink.apply(name, net, end, span.identity)
@@ -145,7 +146,7 @@ def _stage_rejects(
     sink.create(name, Rejects.SCHEMA)
     there = sink.applied(name)
     if there is not None and there > max(reached or INVALID_LSN, job.blocks.refs[0].position):
-        again = changes.decode(job.blocks, span, job.types, there)
+        again = changes.decode(job.blocks, span, job.types, there, job.part)
         if again is None or not again.rejects.num_rows:
             return []
         rejects = again.rejects
@@ -172,10 +173,11 @@ def _commit_parts(sink: Sink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied
     staged = [part.staged for part in parts if part.staged is not None]
     refused = [part for part in parts if part.stopped is not None]
     if refused or not staged:
-        return (refused or parts)[0]  # not staged: the table already had the batch
+        # not staged: the table already had the batch, or one task has applied all of it
+        return (refused or [part for part in parts if part.version is not None] or parts)[0]
     name = staged[0].name
     rejects = _commit_rejects(sink, name, [file for part in staged for file in part.rejects], end_lsn)
-    version = sink.commit(name, [file for part in staged for file in part.files], end_lsn)
+    version = sink.commit_changes(name, [part.changes for part in staged], end_lsn)
     seconds = max(part.seconds for part in parts)
     done = Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version, end_lsn)
     found = min(part.found for part in staged)

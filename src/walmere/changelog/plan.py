@@ -11,8 +11,7 @@ many changes often rewrite the same files. So the batch waits until the log has 
 some seconds have passed.
 
 A large batch of one table that has only inserts is divided, so that several tasks decode and write it. With updates or
-deletes, the fold needs all changes of a key in order. Then most of the time goes into rewriting files, which the sink
-does in parallel.
+deletes, the fold needs all changes of a key in order: then `walmere.apply.parts` divides by key.
 """
 
 from __future__ import annotations

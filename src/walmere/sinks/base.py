@@ -175,6 +175,10 @@ class Sink(Protocol):
     def keep_seconds(self) -> float:
         """How long a version can be read after it was replaced."""
 
+    @property
+    def spreads(self) -> bool:
+        """Whether `stage_changes` is supported, and a batch costs what it changes."""
+
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> Sink:
         """The same sink, writing for this owner. `take_over`: `claim` and `create` take tables from other owners."""
 
@@ -233,6 +237,15 @@ class Sink(Protocol):
 
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
         """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored."""
+
+    def stage_changes(self, table: TableName, net: Net, identity: Identity) -> Any:
+        """Do all but the commit of `apply`, for a part of a batch, from within a task. It has no TRUNCATE.
+
+        Parts of a batch have different keys. Nothing is visible until `commit_changes` gets the results of all tasks.
+        """
+
+    def commit_changes(self, table: TableName, parts: Sequence[Any], lsn: Lsn) -> int:
+        """Bring the table to this LSN, by what tasks have staged."""
 
     def evolve(
         self, table: TableName, schema: pa.Schema, values: Sequence[str | pa.Scalar], run: Run = run_here

@@ -202,6 +202,7 @@ class Apply:
             .option("directory", str(self._directory))
             .option("sink", pickle.dumps(self._sink).hex())
             .option("parallelism", self._spark.sparkContext.defaultParallelism)
+            .option("spread", self._sink.spreads)
             .load()
         )
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)

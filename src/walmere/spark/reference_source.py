@@ -24,7 +24,7 @@ Planned = TypeVar("Planned")
 
 
 class _Partition(InputPartition):
-    """A pickled ApplyJob, or the pickled Batch."""
+    """The work of one task: pickled ApplyJobs, and in one of them the pickled Batch."""
 
 
 class _References(DataSourceStreamReader):
@@ -40,7 +40,8 @@ class _References(DataSourceStreamReader):
             from walmere.subscription.batches import Batches
 
             sink = bytes.fromhex(self._options["sink"])
-            self._opened = Batches(Path(self._options["directory"]), sink, int(self._options["parallelism"]))
+            parallelism, spread = int(self._options["parallelism"]), self._options["spread"] == "true"
+            self._opened = Batches(Path(self._options["directory"]), sink, parallelism, spread=spread)
         return self._opened
 
     def initialOffset(self) -> dict[str, str]:
@@ -50,7 +51,8 @@ class _References(DataSourceStreamReader):
         return self._planned(lambda batches: batches.latest())
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        return [_Partition(pickle.dumps(each)) for each in self._planned(lambda batches: batches.plan(end))]
+        tasks = self._planned(lambda batches: batches.together(batches.plan(end)))
+        return [_Partition([pickle.dumps(each) for each in some]) for some in tasks]
 
     def _planned(self, plan: Callable[[Batches], Planned]) -> Planned:
         """Call the planner. Writes its error to a file for the launcher, because Spark would return only the text."""
@@ -71,7 +73,7 @@ class _References(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        yield pa.RecordBatch.from_pydict({"reference": [partition.value]})
+        yield pa.RecordBatch.from_pydict({"reference": partition.value})
 
 
 class ReferenceSource(DataSource):

@@ -7,28 +7,40 @@ directory.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from walmere import paths
 from walmere.apply.jobs import ApplyJob, Batch
-from walmere.changelog.plan import Blocks, Planner, divide
+from walmere.apply.parts import Part
+from walmere.changelog.plan import BlockRef, Blocks, Planner, divide
 from walmere.definition import Shape
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.subscription import cuts
 from walmere.subscription.tables import Tables
+from walmere.subscription.upkeep import identity_of
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most."""
 MIN_TASK_BYTES: Final = 8 << 20
-"""Bytes of the log per task, at least, if several tasks write the inserts of one table."""
+"""Bytes of the log per task, at least, if several tasks write one table."""
+_JOB_BYTES: Final = 256 << 10
+"""A job without changes costs as much as so many bytes of the log."""
+
+
+def _weight(work: ApplyJob | Batch) -> int:
+    """What a job costs, about, in bytes of the log."""
+    return 0 if isinstance(work, Batch) else _JOB_BYTES + sum(ref.block.length for ref in work.blocks.refs)
 
 
 class Batches:
     """Plans the batches of one query."""
 
-    def __init__(self, directory: Path, sink: bytes, parallelism: int) -> None:
+    def __init__(self, directory: Path, sink: bytes, parallelism: int, *, spread: bool = False) -> None:
+        """`spread`: the sink can apply the parts of a batch of one table in several tasks."""
+        self._spread = spread
         self._directory = directory
         self._sink = sink
         self._parallelism = parallelism
@@ -96,8 +108,12 @@ class Batches:
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
             divided = divide(refs, self._parallelism, MIN_TASK_BYTES) if whole else [refs]
+            parts: list[Part | None] = [None] * len(divided)
+            if len(divided) == 1 and len(versions) == 1 and self._spread and identity_of(known) is not None:
+                parts = self._parts(refs)
+                divided *= len(parts)
             commits = len(divided) == 1
-            for some in divided:
+            for some, part in zip(divided, parts, strict=True):
                 blocks = Blocks(self._log, some, versions, gathered)
                 job = ApplyJob(
                     oid,
@@ -109,11 +125,31 @@ class Batches:
                     partial,
                     identity,
                     commits,
+                    part,
                     known.version,
                     known.version_lsn,
                 )
                 work.append(job)
         return work
+
+    def _parts(self, refs: Sequence[BlockRef]) -> list[Part | None]:
+        """The parts by key in which several tasks apply these changes; one None if one task is enough."""
+        count = min(self._parallelism, sum(ref.block.length for ref in refs) // MIN_TASK_BYTES)
+        return [Part(number, count) for number in range(count)] if count > 1 else [None]
+
+    def together(self, work: Sequence[ApplyJob | Batch]) -> list[list[ApplyJob | Batch]]:
+        """The work of each task. A task takes several small jobs: to start it costs more than they do.
+
+        A batch that rewrites files costs what the table has, not the change, so its jobs stay apart.
+        """
+        if not self._spread:
+            return [[each] for each in work]
+        groups: list[tuple[int, list[ApplyJob | Batch]]] = [(0, []) for _ in range(self._parallelism)]
+        for each in sorted(work, key=_weight, reverse=True):
+            least = min(range(len(groups)), key=lambda number: groups[number][0])
+            size, some = groups[least]
+            groups[least] = (size + _weight(each), [*some, each])
+        return [some for _, some in groups if some]
 
     def _log_start(self) -> Lsn:
         _ = self._planner.end_lsn  # reads what is new

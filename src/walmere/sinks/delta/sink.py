@@ -62,6 +62,11 @@ from walmere.storage import Directory
 class DeltaSink(DeltaTables):
     """A directory of Delta tables as a target. The methods are described in `Sink`."""
 
+    @property
+    def spreads(self) -> bool:
+        """Whether several tasks can apply a batch of one table."""
+        return self.deletion_vectors
+
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> DeltaSink:
         """The same sink, writing for this owner."""
         return replace(self, owner=owner, take_over=take_over)
@@ -142,6 +147,19 @@ class DeltaSink(DeltaTables):
             return merge.change(self, table, version, found[-1:])
 
         return commit(self, table, lsn, marked)
+
+    def stage_changes(self, table: TableName, net: Net, identity: Identity) -> merge.Found:
+        """Do all but the commit of `apply`, for a part of a batch, from within a task."""
+        found = self.current(table)
+        if not net.append_only:
+            return merge.find(self, table, found, net, identity, None)
+        index = self._index(table, found.arrow_schema, identity) if identity.keyed else None
+        staged = self.write(table, found.arrow_schema, [net.appends], index)
+        return merge.Found(staged, metrics={merge.INSERTED: len(net.appends)})
+
+    def commit_changes(self, table: TableName, parts: Sequence[merge.Found], lsn: Lsn) -> int:
+        """Bring the table to this LSN, by what tasks have staged."""
+        return commit(self, table, lsn, lambda version: merge.change(self, table, version, parts))
 
     def _replace_or_append(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
         """Apply a batch that does not depend on the rows of the target. Its files are written once."""
