@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 from walmere.demo.shop import KEYS, SCHEMA
 from walmere.publisher.connect import Connection
@@ -57,7 +57,10 @@ class TableComparison:
 
 def compare(connection: Connection, lake: Path, name: str) -> TableComparison:
     """Compare one table of the shop. The writers must have stopped."""
-    target = DeltaTable(lake / SCHEMA / name).to_pyarrow_table()
+    opened = DeltaTable(lake / SCHEMA / name)
+    target = pa.table(QueryBuilder().register("t", opened).execute("SELECT * FROM t").read_all()).cast(
+        pa.schema(opened.schema().to_arrow())
+    )
     columns = [
         column
         for (column,) in connection.execute(

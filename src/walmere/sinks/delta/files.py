@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from walmere.sinks.base import Mask
 from walmere.sinks.delta.parquet import row_groups
 from walmere.sinks.delta.vectors import Vector
 from walmere.sinks.row_index import I64
@@ -80,6 +81,14 @@ class DataFile:
                 keep[without[begin:end] - group.first] = False
                 table = table.filter(pa.array(keep))
             yield table
+
+
+def is_in(rows: I64, others: I64) -> Mask:
+    """Which of the rows are among others, which are ascending."""
+    if not len(others):
+        return np.zeros(len(rows), np.bool_)
+    found: Mask = others[np.minimum(np.searchsorted(others, rows), len(others) - 1)] == rows
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -26,7 +26,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from walmere.names import Identity
-from walmere.sinks.delta.files import NO_ROWS, DataFile
+from walmere.sinks.delta.files import NO_ROWS, DataFile, is_in
 from walmere.sinks.delta.hits import Hits, fetch
 from walmere.sinks.delta.parquet import row_groups
 from walmere.sinks.key_hash import U64, hashes, is_exact
@@ -102,7 +102,7 @@ class KeyIndex:
         index = self.open(file)
         places, which = index.find(wanted)
         if file.vector is not None and places.size:
-            there = ~np.isin(places, file.deleted_rows(self.directory))
+            there = ~is_in(places, file.deleted_rows(self.directory))
             places, which = places[there], which[there]
         if index.exact or not places.size:
             ascending = np.argsort(places)
@@ -154,7 +154,7 @@ class KeyIndex:
         return None if self.cache is None else self.cache / f"{Path(name).name}.arrow"
 
     def _name(self, file: DataFile) -> tuple[Any, ...]:
-        return self.directory.location, self._tag(file.name, file.size), self.cache
+        return self.directory.location, file.name, self.columns, self.keyed, self.cache
 
 
 class _Open:

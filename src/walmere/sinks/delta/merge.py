@@ -91,7 +91,8 @@ def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: 
     marked: dict[str, I64] = {}
     for path, some in deleted.items():
         file = DataFile.from_action(version.adds[path])
-        rows = np.unique(np.concatenate([file.deleted_rows(directory), *some]))
+        rows = np.sort(np.concatenate([file.deleted_rows(directory), *some]))
+        rows = rows[np.append(True, np.diff(rows) > 0)]
         if len(rows) == file.rows(directory):
             removed.append(path)
         else:

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from walmere.bins import bins
 from walmere.names import Identity
 from walmere.sinks.base import Net, StagedFile
-from walmere.sinks.delta.files import NO_ROWS, DataFile
+from walmere.sinks.delta.files import NO_ROWS, DataFile, is_in
 from walmere.sinks.delta.hits import Hits, fill_carried, take_counted
 from walmere.sinks.delta.parquet import conform, row_groups, write
 from walmere.sinks.row_index import RowIndex
@@ -125,7 +125,7 @@ class _Rewriter:
             which.append(found)
         hits = Hits(file, np.concatenate(places), np.concatenate(which))
         if file.vector is not None:
-            there = ~np.isin(hits.places, file.deleted_rows(self.directory))
+            there = ~is_in(hits.places, file.deleted_rows(self.directory))
             hits.places, hits.which = hits.places[there], hits.which[there]
         return hits
 
