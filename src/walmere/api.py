@@ -38,6 +38,7 @@ from walmere.storage import Lock
 from walmere.subscription import requests
 from walmere.subscription.check import check
 from walmere.subscription.receiver import Receiver
+from walmere.subscription.sink import sink_of
 from walmere.subscription.status import status as status_of
 from walmere.subscription.tables import Tables
 
@@ -86,7 +87,7 @@ class Subscription:
 
     def status(self) -> dict[str, Any]:
         """Positions of the source and of the subscription, lag, and the state of the tables."""
-        return status_of(self.config)
+        return status_of(self.config, None if self.config.target is None else sink_of(self.config, self.file))
 
     def source_position(self) -> Lsn:
         """The end of the source's WAL: everything that is committed now is before it."""

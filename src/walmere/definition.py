@@ -58,6 +58,12 @@ class Definition:
     identity: Identity | None = None  # of a partitioned table; None: use that of the Relation message
     xid: int = 0  # every transaction before it had ended when the catalogs were read
 
+    @property
+    def key_identity(self) -> Identity | None:
+        """The key by which batches find rows; None if there is none."""
+        key = self.identity.key if self.identity is not None else tuple(c.name for c in self.columns if c.is_key)
+        return Identity("d", key) if key else None
+
     def shape(self, table: TableName) -> Shape:
         """The shape that a Relation message of this definition would have."""
         return Shape(table, tuple((column.name, column.type_oid, column.typmod) for column in self.columns))

@@ -15,6 +15,7 @@
     planner-error.json    the error that ended the planner of the apply query, with its class
     index/                key indexes of the target's files: a cache
     maintenance.json      what upkeep of the tables has done, for `walmere status`
+    pace.json             when the next batch may begin, if batches rewrite too many bytes
     spark.log             what Spark logs
     feed.json             the publications that a query of format pgoutput receives
 
@@ -41,6 +42,7 @@ RECEIVER_ERROR: Final = "receiver-error.json"
 PLANNER_ERROR: Final = "planner-error.json"
 INDEX: Final = "index"
 MAINTENANCE: Final = "maintenance.json"
+PACE: Final = "pace.json"
 SPARK_LOG: Final = "spark.log"
 FEED: Final = "feed.json"
 
@@ -51,6 +53,7 @@ FILES: Final = (
     RECEIVER_ERROR,
     PLANNER_ERROR,
     MAINTENANCE,
+    PACE,
     SPARK_LOG,
     TABLES,
     LEDGER,

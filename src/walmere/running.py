@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from walmere import paths
 from walmere.apply.worker import Applied
 from walmere.config import Config
-from walmere.errors import ConfigError
 from walmere.lsn import Lsn
-from walmere.sinks.base import Sink
-from walmere.sinks.delta.sink import DeltaSink
 from walmere.spark.apply_query import Apply, OnBatch
 from walmere.spark.session import require_alive, session
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription.launcher import Launcher
+from walmere.subscription.sink import sink_of
 from walmere.subscription.state import to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
@@ -84,19 +82,6 @@ def spark(config: Config) -> SparkSession:
     return session(config.subscription.name, config.spark.master, config.spark.settings, log)
 
 
-def sink(config: Config, file: Path) -> Sink:
-    """The sink that writes to the target."""
-    if config.target is None:
-        raise ConfigError(f"reading {file}", "there is no [target]", 'add [target] with kind = "delta" and path = "…"')
-    return DeltaSink(
-        str(config.target.path),
-        deletion_vectors=config.target.deletion_vectors,
-        index=str(config.subscription.directory / paths.INDEX),
-        file_size=config.maintenance.file_bytes if config.target.deletion_vectors else 0,
-        keep_seconds=config.target.keep_seconds,
-    )
-
-
 def launcher(
     config: Config,
     file: Path,
@@ -109,13 +94,14 @@ def launcher(
 
     `on_progress` is called when a table has a new position or phase, `on_batch` after each batch.
     """
-    target = sink(config, file)
+    target = sink_of(config, file)
     directory, name = config.subscription.directory, config.subscription.name
     tables = Tables(directory)  # before Spark starts, which takes seconds: a damaged file is refused here
     started = spark(config)
     gather = config.target is not None and config.target.gather_partitions
     sync = TableSync(config.source, name, tables, target, SparkTasks(started, "copy"), gather=gather)
-    make_apply = functools.partial(Apply, started, directory, target, tables, name)
+    limit = None if target.spreads or config.target is None else config.target.max_rewrite_bytes_per_hour
+    make_apply = functools.partial(Apply, started, directory, target, tables, name, rewrite_limit=limit)
     upkeep = functools.partial(UpkeepScheduler, directory, tables, SparkTasks(started, "upkeep"), config.maintenance)
     make_launcher = functools.partial(
         Launcher,

@@ -107,9 +107,11 @@ KEYS = {
             (
                 *("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"),
                 *("lag_bytes", "lag_seconds", "locked", "next_copy"),
+                *("files", "bytes", "deleted_rows", "written_bytes_per_hour", "upkeep_waits_for"),
             )
         )
     ],
+    "next_batch": None,
     "queries": [],
     "error": None,
 }

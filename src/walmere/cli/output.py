@@ -60,12 +60,15 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
         console.print(f"  behind    {escape(', '.join(state['behind']))}")
     elif state["caught_up"]:
         console.print("  caught up")
+    if state["next_batch"] is not None:
+        console.print(f"  batches   are larger, the next is at {state['next_batch']}: max_rewrite_bytes_per_hour")
     if state["tables"]:
         _tables(console, state["tables"])
 
 
 def _tables(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    table = Table("table", "phase", "copied", "applied", "lag", "rejects", box=None, pad_edge=False)
+    names = ("table", "phase", "copied", "applied", "lag", "rejects", "files", "deleted", "size", "written/h")
+    table = Table(*names, box=None, pad_edge=False)
     for row in rows:
         table.add_row(
             escape(row["name"]),
@@ -74,9 +77,15 @@ def _tables(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
             row["applied_lsn"] or "–",
             "–" if row["lag_seconds"] is None else _seconds(row["lag_seconds"]),
             str(row["rejects"]),
+            *("–" if row[key] is None else str(row[key]) for key in ("files", "deleted_rows")),
+            *("–" if row[key] is None else _bytes(row[key]) for key in ("bytes", "written_bytes_per_hour")),
         )
     console.print(table)
     for row in rows:
+        if row["upkeep_waits_for"] is not None:
+            console.print(
+                f"  {escape(row['name'])}: files are to be rewritten; this waits for {row['upkeep_waits_for']}"
+            )
         if row["error"] is not None:
             console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
         if row["next_copy"] is not None:

@@ -51,6 +51,7 @@ from walmere.spark.failures import Failure, attempts, from_spark, raise_first, r
 from walmere.spark.reference_source import SOURCE, ReferenceSource
 from walmere.storage import read_error, reserve_error
 from walmere.subscription import state, target
+from walmere.subscription.pace import Pace
 from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
@@ -99,9 +100,13 @@ class Apply:
         tables: Tables,
         subscription: str,
         *,
+        rewrite_limit: int | None = None,
         on_batch: OnBatch = lambda *_: None,
     ) -> None:
-        """`on_batch` is called after each batch, with the results by table and the LSN of the batch's end."""
+        """`on_batch` is called after each batch, with the results by table and the LSN of the batch's end.
+
+        `rewrite_limit`: batches may write at most this many bytes per hour; None: there is no limit.
+        """
         self._spark = spark
         self._directory = directory
         self._sink = sink
@@ -111,12 +116,14 @@ class Apply:
         self._lake_ledger: LedgerWriter | None = None
         self._positions = SinkPositions(directory)
         self._versions: dict[str, int] = {}  # not from the ledger, which may lack a batch that the tables have
+        self._written_before: dict[str, int] = {}
         self._furthest = INVALID_LSN  # the greatest LSN of any table
         self._began = 0
         self.applied: Lsn = INVALID_LSN
         self._error: WalmereError | None = None
         self._planner_error = directory / paths.PLANNER_ERROR
         self._on_batch = on_batch
+        self._pace = None if rewrite_limit is None else Pace(directory, rewrite_limit)
         self._committing = threading.Lock()  # held by a batch, or by a commit of upkeep
 
     @property
@@ -342,4 +349,14 @@ class Apply:
                 self._lake_ledger.append(entry)
         self._keep_log(batch.end_lsn)
         self.applied = batch.end_lsn
+        if self._pace is not None:
+            self._pace.batch_wrote(sum(self._written(before[each.oid]) for each in applied if each.oid in before))
         self._on_batch(applied, batch.end_lsn)
+
+    def _written(self, known: TableState) -> int:
+        """The bytes that were written to a table since the last call."""
+        found = self._sink.extent(known.table)
+        if found is None:
+            return 0
+        before, self._written_before[known.name] = self._written_before.get(known.name, 0), found.written
+        return max(0, found.written - before)

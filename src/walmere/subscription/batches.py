@@ -19,8 +19,8 @@ from walmere.definition import Shape
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.subscription import cuts
+from walmere.subscription.pace import next_batch
 from walmere.subscription.tables import Tables
-from walmere.subscription.upkeep import identity_of
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most."""
@@ -62,6 +62,8 @@ class Batches:
         if self._end is None:
             last = Ledger(self._directory).last()
             self._end = last.lsn if last is not None else self._planner.start_lsn
+        if next_batch(self._directory) is not None and not cuts.active(self._directory).at:
+            return {"lsn": str(self._end), "turn": str(self._turn)}
         before, self._end = self._end, self._planner.end_of_batch(self._end, MAX_BATCH_BYTES, self._cut)
         if before == self._end and self._tables_are_behind():
             self._turn += 1  # another offset makes Spark run another batch, for these tables only
@@ -105,11 +107,12 @@ class Batches:
             shape = Shape(known.table, ()) if definition is None else definition.shape(known.table)
             partial = definition is not None and definition.partial
             identity = None if definition is None else definition.identity
+            is_keyed = definition is not None and definition.key_identity is not None
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
             divided = divide(refs, self._parallelism, MIN_TASK_BYTES) if whole else [refs]
             parts: list[Part | None] = [None] * len(divided)
-            if len(divided) == 1 and len(versions) == 1 and self._spread and identity_of(known) is not None:
+            if len(divided) == 1 and len(versions) == 1 and self._spread and is_keyed:
                 parts = self._parts(refs)
                 divided *= len(parts)
             commits = len(divided) == 1

@@ -18,18 +18,21 @@ from walmere import paths
 from walmere.changelog import manifest
 from walmere.changelog.search import ManifestSearch
 from walmere.config import Config
-from walmere.errors import ChangeLogError, SourceError
+from walmere.errors import ChangeLogError, SinkError, SourceError
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.publisher import catalog, slot
 from walmere.publisher.catalog import PublishedTable
 from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.slot import Slot
+from walmere.sinks.base import Sink
 from walmere.storage import Lock
 from walmere.subscription.lag import Missing, oldest_missing
+from walmere.subscription.pace import next_batch
 from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
+from walmere.subscription.upkeep import read_status
 
 CATCH_UP_TIMEOUT: Final = 0.25
 """A running receiver is not behind if it reaches the source's position within this many seconds."""
@@ -59,13 +62,17 @@ class _Log:
     error: str | None = None
 
 
-def status(config: Config) -> dict[str, Any]:
-    """The status as JSON values. If the source does not answer, its values are null, and `error` has the reason."""
+def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
+    """The status as JSON values. If the source does not answer, its values are null, and `error` has the reason.
+
+    `sink`: the target, to show how large its tables are.
+    """
     source = _read_source(config)
     log, tables = _read_log(config, source)
     positions = SinkPositions(config.subscription.directory).positions()
     applied = positions.pop(TARGET, None)
     receiver = _receiver(config, source, log)
+    upkeep, next_at = read_status(config.subscription.directory), next_batch(config.subscription.directory)
     # without a target nothing is applied, and no table can be behind
     behind = [each.name for each in tables if config.target is not None and _is_behind(each, log)]
     return {
@@ -80,7 +87,9 @@ def status(config: Config) -> dict[str, Any]:
         "caught_up": not behind and source.wal is not None and log.end is not None and log.end >= source.wal,
         "behind": behind,
         "receiver": receiver,
-        "tables": [_table(each, source, log) for each in tables],
+        "tables": [{**_table(each, source, log), **_extent(each, sink, upkeep)} for each in tables],
+        # without deletion vectors: batches wait if they would rewrite too many bytes
+        "next_batch": None if next_at is None else _time(next_at),
         # the log is kept for these, too
         "queries": [{"name": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in positions.items()],
         "error": source.error or log.error,
@@ -191,6 +200,22 @@ def _table(table: TableState, source: _Source, log: _Log) -> dict[str, Any]:
     }
 
 
+def _extent(table: TableState, sink: Sink | None, upkeep: Mapping[str, Any]) -> dict[str, Any]:
+    """How large the target's table is, and what upkeep does with it."""
+    try:
+        found = None if sink is None else sink.extent(table.table)
+    except SinkError:
+        found = None
+    known = upkeep.get(table.name, {})
+    return {
+        "files": None if found is None else found.files,
+        "bytes": None if found is None else found.bytes,
+        "deleted_rows": None if found is None else found.deleted,
+        "written_bytes_per_hour": known.get("written_bytes_per_hour"),
+        "upkeep_waits_for": known.get("upkeep_waits_for"),
+    }
+
+
 def _locked(table: TableState, source: _Source) -> str | None:
     """The lock that keeps it, or a partition of it, from being read."""
     its = next((each for each in source.published or () if each.oid == table.oid), None)
@@ -202,7 +227,11 @@ def _next_copy(table: TableState) -> str | None:
     """When a table is copied again after copies that did not help."""
     if not table.waits_for_copy or not table.retry_at:
         return None
-    return datetime.fromtimestamp(table.retry_at, UTC).isoformat(timespec="seconds")
+    return _time(table.retry_at)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _table_seconds(table: TableState, source: _Source, missing: Mapping[str, Missing]) -> float | None:

@@ -25,7 +25,6 @@ from typing import Any, Final, Protocol
 from walmere import paths
 from walmere.config import Maintenance
 from walmere.errors import WalmereError
-from walmere.names import Identity
 from walmere.sinks.base import Sink, Upkeep, UpkeepWork
 from walmere.storage import write_durably
 from walmere.subscription import cuts
@@ -121,7 +120,10 @@ class UpkeepScheduler:
         work: list[tuple[TableState, UpkeepWork]] = []
         limits = Upkeep(self._settings.deleted_share)
         for each in changed:
-            work += [(each, item) for item in sink.plan_upkeep(each.table, identity_of(each), limits)]
+            work += [
+                (each, item)
+                for item in sink.plan_upkeep(each.table, each.definition and each.definition.key_identity, limits)
+            ]
         work.sort(key=lambda pair: pair[1].bytes)  # small ones first: they free most files per byte
         self._waits = {}
         together = max(1, self._tasks.parallelism // 2)
@@ -183,17 +185,6 @@ def read_status(directory: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((directory / paths.MAINTENANCE).read_bytes())["tables"]
         return found
     return {}
-
-
-def identity_of(known: TableState) -> Identity | None:
-    """How batches find the rows of a table."""
-    definition = known.definition
-    if definition is None:
-        return None
-    if definition.identity is not None:
-        return definition.identity
-    key = tuple(column.name for column in definition.columns if column.is_key)
-    return Identity("d", key) if key else None
 
 
 @dataclass(frozen=True, slots=True)

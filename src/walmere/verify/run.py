@@ -16,11 +16,12 @@ from walmere.config import Config
 from walmere.errors import ChangeLogInUse, NotCompared, NotMirrored, SourceError, WalmereError
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
-from walmere.running import sink, spark
+from walmere.running import spark
 from walmere.sinks.base import Sink
 from walmere.spark.shuffle import SparkShuffle
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription import requests
+from walmere.subscription.sink import sink_of
 from walmere.subscription.tables import Tables
 from walmere.verify.point import consistent_point
 from walmere.verify.proof import OnProgress, OnVerdict, Proof, Prover, VerifyOptions
@@ -74,7 +75,7 @@ def verify(
 ) -> Proof:
     """Compare these tables, or all: see `walmere.Subscription.verify`."""
     config, directory = subscription.config, subscription.directory
-    target = sink(config, subscription.file)
+    target = sink_of(config, subscription.file)
     if not (config.changelog / NAME).exists():  # to run would create the subscription, and a slot at the source
         raise NotMirrored(
             "looking for tables to compare",
