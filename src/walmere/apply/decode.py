@@ -145,7 +145,8 @@ def decode(
             raw.append((rows, decode_rows(rows.column("message"), relation, streamed=ref.segment.streamed)))
     whole = True
     if part is not None:
-        whole = truncated_at is not None or not all(can_be_divided(rows, span.identity.key) for _, rows in raw)
+        whole = truncated_at is not None or not span.identity.keyed
+        whole = whole or not all(can_be_divided(rows, span.identity.key) for _, rows in raw)
         if whole and part.number:
             return None
         raw = raw if whole else [_taken(batch, rows, part, span.identity.key) for batch, rows in raw]

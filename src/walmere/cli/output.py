@@ -83,9 +83,7 @@ def _tables(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     console.print(table)
     for row in rows:
         if row["upkeep_waits_for"] is not None:
-            console.print(
-                f"  {escape(row['name'])}: files are to be rewritten; this waits for {row['upkeep_waits_for']}"
-            )
+            console.print(f"  {escape(row['name'])}: rewriting its files waits for {escape(row['upkeep_waits_for'])}")
         if row["error"] is not None:
             console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
         if row["next_copy"] is not None:

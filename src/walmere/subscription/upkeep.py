@@ -120,10 +120,8 @@ class UpkeepScheduler:
         work: list[tuple[TableState, UpkeepWork]] = []
         limits = Upkeep(self._settings.deleted_share)
         for each in changed:
-            work += [
-                (each, item)
-                for item in sink.plan_upkeep(each.table, each.definition and each.definition.key_identity, limits)
-            ]
+            identity = None if each.definition is None else each.definition.key_identity
+            work += [(each, item) for item in sink.plan_upkeep(each.table, identity, limits)]
         work.sort(key=lambda pair: pair[1].bytes)  # small ones first: they free most files per byte
         self._waits = {}
         together = max(1, self._tasks.parallelism // 2)
