@@ -55,6 +55,7 @@ name = "{database.name}"
 directory = "subscription"
 [target]
 path = "lake"
+[maintenance]
 [spark]
 master = "local[2]"
 """
