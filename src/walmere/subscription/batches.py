@@ -26,6 +26,8 @@ MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most."""
 MIN_TASK_BYTES: Final = 8 << 20
 """Bytes of the log per task, at least, if several tasks write one table."""
+MIN_PART_BYTES: Final = 4 << 20
+"""The same, if they divide a batch by key, which costs more than to append."""
 _JOB_BYTES: Final = 256 << 10
 """A job without changes costs as much as so many bytes of the log."""
 
@@ -137,7 +139,7 @@ class Batches:
 
     def _parts(self, refs: Sequence[BlockRef]) -> list[Part | None]:
         """The parts by key in which several tasks apply these changes; one None if one task is enough."""
-        count = min(self._parallelism, sum(ref.block.length for ref in refs) // MIN_TASK_BYTES)
+        count = min(self._parallelism, sum(ref.block.length for ref in refs) // MIN_PART_BYTES)
         return [Part(number, count) for number in range(count)] if count > 1 else [None]
 
     def together(self, work: Sequence[ApplyJob | Batch]) -> list[list[ApplyJob | Batch]]:
