@@ -44,6 +44,7 @@ class RunProgress:
         self._applied: str | None = None
         self._changes: Counter[int] = Counter()
         self._reported: Mapping[str, Any] = {}
+        self._polled: tuple[int, str | None] | None = None
         self._polling = threading.Lock()
         self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -68,6 +69,9 @@ class RunProgress:
         """Report the state of the tables if it has changed."""
         with self._polling:
             applied = self._applied
+            if (seen := (self._tables.changes, applied)) == self._polled:
+                return
+            self._polled = seen
             changes = self._changes
             tables = [{"name": table.name, **to_json(table), "changes": changes[table.oid]} for table in self._tables]
             now = {"applied_lsn": applied, "tables": tables}

@@ -91,6 +91,7 @@ class UpkeepScheduler:
         self._rewritten = BytesPerHour()
         self._written: dict[str, BytesPerHour] = {}
         self._seen: dict[str, tuple[int, int]] = {}  # by name: the version of the last look, and bytes written by then
+        self._recorded: dict[str, int | None] = {}  # by name: the version in the table's state
         self._vacuumed: dict[str, float] = {}
         self._waits: dict[str, str] = {}
         self._next_round = 0.0
@@ -132,6 +133,14 @@ class UpkeepScheduler:
             self._write_status()
 
     def _has_changed(self, known: TableState, sink: Sink) -> bool:
+        """Whether a batch has changed the table since the last round, or something waits. Counts what was written."""
+        if (
+            known.version is not None
+            and self._recorded.get(known.name) == known.version
+            and known.name not in self._waits
+        ):
+            return False
+        self._recorded[known.name] = known.version
         extent = sink.extent(known.table)
         if extent is None:
             return False
