@@ -83,7 +83,7 @@ class Vector:
     def rows(self, directory: Directory) -> I64:
         """The numbers of the deleted rows, ascending. `directory` is that of the table."""
         if self.storage == "i":
-            return _decode(_from_z85(self.where, self.size))
+            return _decode(_from_z85(self.where, self.size), "a deletion vector in the log")
         path = self.path
         if path is None:
             raise _unreadable(self.where, f"vectors of the storage type {self.storage} are not supported")
@@ -91,9 +91,10 @@ class Vector:
             file.seek(self.offset or 0)
             content = bytes(file.read(self.size + 8))
         data = content[4:-4]
-        if int.from_bytes(content[:4], "big") != len(data) or zlib.crc32(data) != int.from_bytes(content[-4:], "big"):
+        size, checksum = (int.from_bytes(part, "big") for part in (content[:4], content[-4:]))
+        if not size == self.size == len(data) or zlib.crc32(data) != checksum:
             raise _unreadable(path, "its size or checksum is wrong")
-        return _decode(data)
+        return _decode(data, path)
 
 
 def write(directory: Directory, deleted: Sequence[I64]) -> list[Vector]:
@@ -118,10 +119,14 @@ def _encode(rows: I64) -> bytes:
     return _MAGIC + BitMap64(array.array("Q", rows.astype(np.uint64).tobytes())).serialize()
 
 
-def _decode(data: bytes) -> I64:
+def _decode(data: bytes, what: str) -> I64:
     if data[:4] != _MAGIC:
-        raise _unreadable("a deletion vector", "its format is unknown")
-    return np.frombuffer(BitMap64.deserialize(data[4:]).to_array(), np.uint64).astype(np.int64)
+        raise _unreadable(what, "its format is unknown")
+    try:
+        rows = BitMap64.deserialize(data[4:])
+    except (ValueError, IndexError):
+        raise _unreadable(what, "it cannot be decoded") from None
+    return np.frombuffer(rows.to_array(), np.uint64).astype(np.int64)
 
 
 def _to_z85(data: bytes) -> str:
