@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import uuid
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +41,9 @@ _MAX_OPEN: Final = 2000
 """Keep so many indexes open in a process."""
 _MAX_MEMORY: Final = 512 << 20
 """Bytes of indexes without a file that a process keeps."""
+
+_Name: TypeAlias = tuple[str, str, tuple[str, ...], bool, Path | None]
+"""An open index: the table's directory, the file, what is indexed, and the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class KeyIndex:
         found = hashes(list(wanted))
         order = np.argsort(found)
         found = found[order]
+        _open.close_unused(self.directory.location, len(files), lambda: map(self._name, files))
         for file in files:
             hits = self._find_in(file, found, order, rows)
             if hits.which.size:
@@ -121,13 +126,18 @@ class KeyIndex:
         found = _open.get(name)
         if found is not None:
             return found
-        path = self._path(file.name)
-        index = None if path is None else _read(path, self._tag(file.name, file.size), self._exact)
-        if index is None:
+        stored = self._read(file)
+        if stored is None:
             keys = [group.table() for group in row_groups(self.directory, file.name, self.key_schema)]
-            index = self.write(file.name, file.size, keys)
-        _open.put(name, index, in_memory=path is None)
+            made = self.write(file.name, file.size, keys)
+            stored = self._read(file)  # it is mapped: what is not used takes no memory
+        index = made if stored is None else stored
+        _open.put(name, index, in_memory=stored is None)
         return index
+
+    def _read(self, file: DataFile) -> FileIndex | None:
+        path = self._path(file.name)
+        return None if path is None else _read(path, self._tag(file.name, file.size), self._exact)
 
     def write(self, name: str, size: int, keys: Iterable[pa.Table]) -> FileIndex:
         """Make the index of a file from its keys, in the order of its rows."""
@@ -151,9 +161,9 @@ class KeyIndex:
         return repr((name, size, self.keyed, [(each.name, str(each.type)) for each in self.key_schema])).encode()
 
     def _path(self, name: str) -> Path | None:
-        return None if self.cache is None else self.cache / f"{Path(name).name}.arrow"
+        return None if self.cache is None else self.cache / _file_of(name)
 
-    def _name(self, file: DataFile) -> tuple[Any, ...]:
+    def _name(self, file: DataFile) -> _Name:
         return self.directory.location, file.name, self.columns, self.keyed, self.cache
 
 
@@ -161,24 +171,45 @@ class _Open:
     """The indexes that this process has open. The ones that were not used for the longest time are closed first."""
 
     def __init__(self) -> None:
-        self._indexes: OrderedDict[tuple[Any, ...], tuple[FileIndex, int]] = OrderedDict()
+        self._indexes: OrderedDict[_Name, tuple[FileIndex, int]] = OrderedDict()
+        self._names: dict[str, set[_Name]] = {}  # by table
         self._memory = 0
+        self._lock = threading.Lock()
 
-    def get(self, name: tuple[Any, ...]) -> FileIndex | None:
-        found = self._indexes.get(name)
-        if found is None:
-            return None
-        with contextlib.suppress(KeyError):  # another thread has closed it
+    def get(self, name: _Name) -> FileIndex | None:
+        with self._lock:
+            found = self._indexes.get(name)
+            if found is None:
+                return None
             self._indexes.move_to_end(name)
-        return found[0]
+            return found[0]
 
-    def put(self, name: tuple[Any, ...], index: FileIndex, *, in_memory: bool) -> None:
+    def put(self, name: _Name, index: FileIndex, *, in_memory: bool) -> None:
         size = 12 * len(index.hashes) + (index.keys.nbytes if index.keys is not None else 0) if in_memory else 0
-        self._indexes[name] = (index, size)
-        self._memory += size
-        while len(self._indexes) > _MAX_OPEN or (self._memory > _MAX_MEMORY and len(self._indexes) > 1):
-            _, (_, freed) = self._indexes.popitem(last=False)
-            self._memory -= freed
+        with self._lock:
+            self._close(name)  # another thread has opened it too
+            self._indexes[name] = (index, size)
+            self._names.setdefault(name[0], set()).add(name)
+            self._memory += size
+            while len(self._indexes) > _MAX_OPEN or (self._memory > _MAX_MEMORY and len(self._indexes) > 1):
+                self._close(next(iter(self._indexes)))
+
+    def close_unused(self, table: str, count: int, used: Callable[[], Iterable[_Name]]) -> None:
+        """Close the indexes of files that a table does not have any more: the disk keeps what is mapped."""
+        with self._lock:
+            names = self._names.get(table, set())
+            if len(names) > 2 * count:
+                for name in names - set(used()):
+                    self._close(name)
+
+    def _close(self, name: _Name) -> None:
+        found = self._indexes.pop(name, None)
+        if found is not None:
+            self._memory -= found[1]
+            names = self._names[name[0]]
+            names.discard(name)
+            if not names:
+                del self._names[name[0]]
 
 
 _open: Final = _Open()
@@ -217,25 +248,31 @@ def _read(path: Path, tag: bytes, exact: bool) -> FileIndex | None:
         return None
     if metadata.get(b"format") != _FORMAT or metadata.get(b"tag") != tag:
         return None
-    keys = pa.Table.from_batches([batch]).drop_columns([_HASH, _ROW])
-    return FileIndex(
-        batch.column(_HASH).to_numpy(),
-        batch.column(_ROW).to_numpy(),
-        keys if keys.num_columns else None,
-        exact,
-    )
+    found, rows = (batch.column(place).to_numpy() for place in range(2))  # not by name: a key may have any
+    keys = pa.Table.from_batches([batch]).select(range(2, batch.num_columns))
+    return FileIndex(found, rows, keys if keys.num_columns else None, exact)
 
 
 def _checksum(content: Any) -> bytes:
     return zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "big")
 
 
-def remove_unused(cache: Path | None, files: Iterable[DataFile], newer_than: float) -> None:
-    """Delete the indexes of files that the table does not have, unless they were written after a time."""
+def remove_unused(cache: Path | None, files: Iterable[DataFile], removed: Iterable[str], newer_than: float) -> None:
+    """Delete the indexes of files that were removed from the table, and other ones that it does not have and are old.
+
+    Only the newest version is searched. A young index that the table does not have is that of a file which is not
+    committed yet.
+    """
     if cache is None or not cache.is_dir():
         return
-    kept = {f"{Path(file.name).name}.arrow" for file in files}
+    kept = {_file_of(file.name) for file in files}
+    gone = {_file_of(name) for name in removed}
     for entry in os.scandir(cache):
         with contextlib.suppress(OSError):
-            if entry.name not in kept and entry.stat().st_mtime < newer_than:
+            if entry.name not in kept and (entry.name in gone or entry.stat().st_mtime < newer_than):
                 os.unlink(entry.path)  # noqa: PTH108
+
+
+def _file_of(name: str) -> str:
+    """The name of the index of a data file."""
+    return f"{Path(name).name}.arrow"

@@ -189,8 +189,11 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
     removed: set[str] = set()
     for file in found.files:
         used |= _names(file)
+    data: set[str] = set()  # of removed ones, also if they may still be read
     for action in replay.tombstones(directory, found.version):
-        names = _names(DataFile.from_action({"size": 0, **action}))
+        file = DataFile.from_action({"size": 0, **action})
+        data.add(file.name)
+        names = _names(file)
         if action.get("deletionTimestamp", 0) / 1000 > expired:
             used |= names
         else:
@@ -202,7 +205,7 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
                 continue
             if path in removed or written < now - max(_UNKNOWN_SECONDS, tables.keep_seconds):
                 directory.remove(path)
-    remove_unused(tables.index_of(table), found.files, now - _UNKNOWN_SECONDS / 7)
+    remove_unused(tables.index_of(table), found.files, data, now - _UNKNOWN_SECONDS / 7)
 
 
 def _names(file: DataFile) -> set[str]:
