@@ -24,7 +24,7 @@ from walmere.names import TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
 from walmere.sinks.delta import actions, log_retention
 from walmere.sinks.delta.log import MARK
-from walmere.sinks.delta.replay import TableVersion, log_file
+from walmere.sinks.delta.replay import LOG, TableVersion, log_file
 from walmere.sinks.delta.schema import delta_schema
 from walmere.sinks.delta.tables import DeltaTables
 from walmere.sinks.delta.vectors import Vector
@@ -157,4 +157,6 @@ def _checkpoint(tables: DeltaTables, table: TableName) -> None:
     with contextlib.suppress(DeltaError, OSError):
         opened = DeltaTable(tables.location(table), storage_options=tables.options)
         opened.create_checkpoint()
+        # it takes the place of the commits that are deleted, so it must be durable before
+        tables.directory(table).sync(f"{LOG}/{opened.version():020d}.checkpoint.parquet", LOG)
         opened.cleanup_metadata()

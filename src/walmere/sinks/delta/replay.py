@@ -10,13 +10,14 @@ Checkpoints are read in their classic form, in one or several parts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,8 +29,11 @@ from walmere.sinks.delta.files import DataFile
 from walmere.storage import Directory
 
 LOG: Final = "_delta_log"
-_LAST_CHECKPOINT: Final = f"{LOG}/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet\Z")
+_NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)\Z")
+_DAMAGED: Final = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, TypeError, AttributeError)
+"""What may be raised by a checkpoint that is damaged, or was deleted meanwhile."""
+_ATTEMPTS: Final = 3
 _KINDS: Final = ("protocol", "metaData", "txn", "add")
 _MAX_KEPT: Final = 4096
 """Keep the newest version of so many tables."""
@@ -114,58 +118,74 @@ def _schemas(text: str) -> tuple[Schema, pa.Schema]:
     return schema, pa.schema(schema.to_arrow())
 
 
-_kept: dict[str, tuple[tuple[Any, ...], TableVersion]] = {}
+_Stamp: TypeAlias = tuple[Any, ...] | None
+_kept: dict[str, tuple[_Stamp, TableVersion]] = {}
 _lock: Final = threading.Lock()
 
 
 def newest(directory: Directory) -> TableVersion | None:
     """The newest version; None if there is no table. Raises SinkMismatch if its log cannot be read."""
     with _lock:
-        stamp, known = _kept.get(directory.location, (None, None))
-    if known is None or directory.stamp(log_file(known.version)) != stamp:
-        known = _from_checkpoint(directory)
-    before = known
-    while (content := directory.read(log_file(known.version + 1))) is not None:
-        known = known.then(known.version + 1, _parse(directory, known.version + 1, content))
-    if known.version < 0:
-        return None
-    if not known.metadata or not known.protocol:
+        kept = _kept.get(directory.location)
+    if kept is not None and directory.stamp(log_file(kept[1].version)) == kept[0]:
+        found = _forward(directory, *kept)
+    else:
+        found = _from_checkpoint(directory)
+    stamp, known = found
+    if known.version >= 0 and not (known.metadata and known.protocol):
         raise _unreadable(directory, "it has no metadata or protocol")
-    if known is not before or stamp is None:
-        stamp = directory.stamp(log_file(known.version))
+    if kept is None or known is not kept[1]:
         with _lock:
             _kept.pop(directory.location, None)
-            if stamp is not None:  # None: only the checkpoint of this version is left
-                _kept[directory.location] = (stamp, known)
+            if stamp is not None:  # None: there is no table, or only the checkpoint of this version is left
+                _kept[directory.location] = found
             if len(_kept) > _MAX_KEPT:
                 del _kept[next(iter(_kept))]
-    return known
+    return None if known.version < 0 else known
 
 
 def at(directory: Directory, version: int) -> TableVersion:
     """An older version. Raises SinkMismatch if it cannot be read any more."""
-    known = _load(directory, _checkpoints(directory, version))
-    while known.version < version:
-        content = directory.read(log_file(known.version + 1))
-        if content is None:
-            raise _unreadable(directory, f"version {known.version + 1} is not there")
-        known = known.then(known.version + 1, _parse(directory, known.version + 1, content))
+    _, known = _forward(directory, None, _load(directory, _checkpoints(directory.files(LOG), version)), version)
+    if known.version < version:
+        raise _unreadable(directory, f"version {known.version + 1} is not there")
     return known
 
 
-def tombstones(directory: Directory, version: int) -> Iterator[Mapping[str, Any]]:
+def tombstones(directory: Directory, version: int) -> list[Mapping[str, Any]]:
     """The `remove` actions up to a version that the log still has."""
-    checkpoint = _checkpoints(directory, version)
+    found: list[Mapping[str, Any]] = []
     first = 0
-    if checkpoint is not None:
-        first = checkpoint[0] + 1
-        for _, contents in _parts(directory, checkpoint, ["remove"]):
-            yield from contents
+    for checkpoint in _checkpoints(directory.files(LOG), version):
+        with contextlib.suppress(*_DAMAGED):
+            found = [content for _, contents in _parts(directory, checkpoint, ["remove"]) for content in contents]
+            first = checkpoint[0] + 1
+            break
     for number in range(first, version + 1):
         content = directory.read(log_file(number))
-        for action in _parse(directory, number, content or b""):
-            if "remove" in action:
-                yield action["remove"]
+        if content is None:
+            raise _unreadable(directory, f"version {number} is not there")
+        found += [action["remove"] for action in _parse(directory, number, content) if "remove" in action]
+    return found
+
+
+def _forward(
+    directory: Directory, stamp: _Stamp, known: TableVersion, upto: int | None = None
+) -> tuple[_Stamp, TableVersion]:
+    """A version after the commits that follow it, and the stamp of the last one."""
+    while upto is None or known.version < upto:
+        number = known.version + 1
+        # the stamp first: a commit that is replaced after it was read has another one
+        if (after := directory.stamp(log_file(number))) is None:
+            break
+        if (content := directory.read(log_file(number))) is None:
+            break
+        actions = _parse(directory, number, content)
+        try:
+            stamp, known = after, known.then(number, actions)
+        except (KeyError, TypeError, AttributeError):
+            raise _unreadable(directory, f"version {number} has actions without required fields") from None
+    return stamp, known
 
 
 def _parse(directory: Directory, version: int, content: bytes) -> list[dict[str, Any]]:
@@ -178,39 +198,40 @@ def _parse(directory: Directory, version: int, content: bytes) -> list[dict[str,
     return actions
 
 
-def _from_checkpoint(directory: Directory) -> TableVersion:
-    """The table at its newest checkpoint; at version -1 if there is none."""
-    text = directory.read(_LAST_CHECKPOINT)
-    try:
-        found = None if text is None else json.loads(text)
-        checkpoint = None if found is None else (int(found["version"]), int(found.get("parts") or 1))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        checkpoint = None
-    if checkpoint is None and directory.stamp(log_file(0)) is None:
-        checkpoint = _checkpoints(directory, None)
-    try:
-        return _load(directory, checkpoint)
-    except FileNotFoundError:
-        return _load(directory, _checkpoints(directory, None))
+def _from_checkpoint(directory: Directory) -> tuple[_Stamp, TableVersion]:
+    """The newest version, from the newest checkpoint that can be read; version -1 if there is no table.
+
+    The log is listed, so that it is noticed if commits are missing. `_last_checkpoint` alone may be older than the
+    commits that are left, and the version before a gap would look like the newest.
+    """
+    for _ in range(_ATTEMPTS):  # another process may be cleaning up the log
+        names = directory.files(LOG)
+        known = _load(directory, _checkpoints(names, None))
+        found = _forward(directory, directory.stamp(log_file(known.version)), known)
+        if found[1].version >= max((int(match[1]) for match in map(_NUMBERED.match, names) if match), default=-1):
+            return found
+    raise _unreadable(directory, f"version {found[1].version + 1} is not there, or its checkpoint cannot be read")
 
 
-def _checkpoints(directory: Directory, upto: int | None) -> tuple[int, int] | None:
-    """The newest whole checkpoint, up to a version: its version and number of parts; None if there is none."""
+def _checkpoints(names: Iterable[str], upto: int | None) -> list[tuple[int, int]]:
+    """The whole checkpoints up to a version, newest first: the version and number of parts of each."""
     parts: dict[tuple[int, int], int] = {}
-    for name in directory.files(LOG):
+    for name in names:
         if (match := _CHECKPOINT.match(name)) is not None and (upto is None or int(match[1]) <= upto):
             which = (int(match[1]), int(match[3] or 1))
             parts[which] = parts.get(which, 0) + 1
-    return max((which for which, count in parts.items() if count == which[1]), default=None)
+    return sorted((which for which, count in parts.items() if count == which[1]), reverse=True)
 
 
-def _load(directory: Directory, checkpoint: tuple[int, int] | None) -> TableVersion:
-    if checkpoint is None:
-        return TableVersion()
-    actions: list[dict[str, Any]] = []
-    for kind, contents in _parts(directory, checkpoint, _KINDS):
-        actions += [{kind: _plain(content)} for content in contents]
-    return replace(TableVersion().then(checkpoint[0], actions), written=0)
+def _load(directory: Directory, checkpoints: Iterable[tuple[int, int]]) -> TableVersion:
+    """The table at the first of these checkpoints that can be read; at version -1 if none can."""
+    for checkpoint in checkpoints:
+        with contextlib.suppress(*_DAMAGED):
+            actions: list[dict[str, Any]] = []
+            for kind, contents in _parts(directory, checkpoint, _KINDS):
+                actions += [{kind: _plain(content)} for content in contents]
+            return replace(TableVersion().then(checkpoint[0], actions), written=0)
+    return TableVersion()
 
 
 def _parts(
@@ -222,8 +243,12 @@ def _parts(
         part = "" if parts == 1 else f".{number:010d}.{parts:010d}"
         with directory.filesystem.open_input_file(f"{LOG}/{version:020d}.checkpoint{part}.parquet") as source:
             file = pq.ParquetFile(source)
+            if not {"protocol", "metaData"} <= set(file.schema_arrow.names):
+                raise KeyError("protocol")  # another file of this name
             present = [kind for kind in kinds if kind in file.schema_arrow.names]
-            table = file.read(columns=present)
+            # without statistics as structs, which Spark writes beside their JSON: a commit cannot repeat these
+            fields = [(kind, field.name) for kind in present for field in file.schema_arrow.field(kind).type]
+            table = file.read(columns=[f"{kind}.{name}" for kind, name in fields if not name.endswith("_parsed")])
         for kind in present:
             yield kind, table[kind].filter(pc.is_valid(table[kind])).to_pylist(maps_as_pydicts="strict")
 
