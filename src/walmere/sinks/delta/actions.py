@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -35,22 +36,25 @@ _IMPLIED: Final[Mapping[int, tuple[str, ...]]] = {
     5: ("columnMapping",),
     6: ("identityColumns",),
 }
-_NOT_WRITTEN: Final = frozenset(
-    {"columnMapping", "rowTracking", "inCommitTimestamp", "icebergCompatV1", "icebergCompatV2", "v2Checkpoint"}
-)
-"""Features whose rules these commits do not follow."""
+_WRITTEN: Final = frozenset({VECTORS, _NTZ, *(name for names in _IMPLIED.values() for name in names)}) | {
+    "allowColumnDefaults",
+    "domainMetadata",
+    "vacuumProtocolCheck",
+    "variantType",  # `deltalake` adds it, with other features
+}
+"""Features whose rules these commits follow, or do not concern. A writer must refuse a table that has others."""
 _TIGHT: Final = re.compile(r'("tightBounds"\s*:\s*)(?:true|false)(?=\s*[,}])')
 
 
 def require_supported(table: TableName, found: TableVersion) -> None:
     """Refuse a table that needs what is not written here."""
     doing = f"writing to the Delta table {table}"
-    mapped = found.properties.get("delta.columnMapping.mode", "none") != "none"
-    unknown = sorted((found.features & _NOT_WRITTEN) - (set() if mapped else {"columnMapping"}))
-    if unknown or mapped:
+    mapped = {"columnMapping"} if found.properties.get("delta.columnMapping.mode", "none") != "none" else set()
+    unknown = sorted((found.features - _WRITTEN) | mapped)
+    if unknown:
         raise SinkMismatch(
             doing,
-            f"it has the table feature {', '.join(unknown) or 'columnMapping'}, which Walmere does not support",
+            f"it has the table feature {', '.join(unknown)}, which Walmere does not support",
             "drop the feature; or move the table's directory, then the table is copied again",
         )
     if found.metadata.get("partitionColumns"):
@@ -69,21 +73,15 @@ def changed_protocol(found: Mapping[str, Any], schema: pa.Schema, *, vectors: bo
     Other features stay.
     """
     readers, writers = set(found.get("readerFeatures") or ()), set(found.get("writerFeatures") or ())
+    wanted = ({VECTORS} if vectors else set()) | ({_NTZ} if _has_ntz(schema) else set())
+    dropped = set() if vectors else {VECTORS}
+    if wanted <= readers & writers and not dropped & (readers | writers):
+        return None
     if found["minWriterVersion"] < _FEATURES_VERSIONS[1]:
         implied = [names for version, names in _IMPLIED.items() if version <= found["minWriterVersion"]]
         writers |= {name for names in implied for name in names}
-    wanted = ({VECTORS} if vectors else set()) | ({_NTZ} if _has_ntz(schema) else set())
-    dropped = set() if vectors else {VECTORS}
-    readers, writers = (readers | wanted) - dropped, (writers | wanted) - dropped
-    after = _protocol(readers, writers)
-    before = dict(found)
-    same = all(
-        sorted(before.get(key) or ()) == sorted(after.get(key) or ()) for key in ("readerFeatures", "writerFeatures")
-    )
-    if same and before["minReaderVersion"] == after["minReaderVersion"]:
-        return None
-    legacy = not readers and before["minWriterVersion"] < _FEATURES_VERSIONS[1]
-    return None if legacy else after
+        readers |= {"columnMapping"} if found["minReaderVersion"] == 2 else set()
+    return _protocol((readers | wanted) - dropped, (writers | wanted) - dropped)
 
 
 def _protocol(readers: Iterable[str], writers: Iterable[str]) -> dict[str, Any]:
@@ -125,20 +123,26 @@ def add(file: StagedFile, vector: Vector | None, now: int, *, data_change: bool)
         "dataChange": data_change,
         "stats": file.stats,
     }
-    return {"add": action if vector is None else _marked(action, vector)}
+    return {"add": action if vector is None else _marked(action, vector, file.rows)}
 
 
-def mark(found: Mapping[str, Any], vector: Vector, *, data_change: bool) -> dict[str, Any]:
-    """Add a file of the table again, with another vector. It must be removed in the same commit."""
-    return {"add": _marked({**found, "dataChange": data_change}, vector)}
+def mark(found: Mapping[str, Any], vector: Vector, rows: int, *, data_change: bool) -> dict[str, Any]:
+    """Add a file of the table, which has so many rows, again with another vector.
+
+    It must be removed in the same commit.
+    """
+    return {"add": _marked({**found, "dataChange": data_change}, vector, rows)}
 
 
-def _marked(action: dict[str, Any], vector: Vector) -> dict[str, Any]:
-    return {**action, "stats": _not_tight(action["stats"]), "deletionVector": vector.to_action()}
+def _marked(action: dict[str, Any], vector: Vector, rows: int) -> dict[str, Any]:
+    return {**action, "stats": _not_tight(action.get("stats"), rows), "deletionVector": vector.to_action()}
 
 
-def _not_tight(stats: str) -> str:
+def _not_tight(stats: str | None, rows: int) -> str:
     """Statistics of a file with deleted rows. The text of the bounds stays as it is, so that no digit is lost."""
+    stats = stats or "{}"
+    if json.loads(stats).get("numRecords") is None:  # a file of another program; with a vector, the number is required
+        return f'{{"numRecords":{rows},"tightBounds":false}}'
     found = _TIGHT.sub(r"\1false", stats)
     return found if found != stats or _TIGHT.search(stats) else f'{stats.rstrip()[:-1]},"tightBounds":false}}'
 

@@ -23,6 +23,7 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
 from walmere.sinks.delta import actions, log_retention
+from walmere.sinks.delta.files import DataFile
 from walmere.sinks.delta.log import MARK
 from walmere.sinks.delta.replay import LOG, TableVersion, log_file
 from walmere.sinks.delta.schema import delta_schema
@@ -77,7 +78,7 @@ def try_commit(
     """
     actions.require_supported(table, found)
     version = found.version + 1
-    lines = _actions(tables, found, change, lsn)
+    lines = _actions(tables, table, found, change, lsn)
     if not put(tables, table, version, lines):
         return None
     interval = (found.properties.get(_CHECKPOINT_INTERVAL) or "").strip()
@@ -109,7 +110,9 @@ def commit_info(operation: str, metrics: Mapping[str, int], more: Mapping[str, s
     }
 
 
-def _actions(tables: DeltaTables, found: TableVersion, change: Change, lsn: Lsn | None) -> list[dict[str, Any]]:
+def _actions(
+    tables: DeltaTables, table: TableName, found: TableVersion, change: Change, lsn: Lsn | None
+) -> list[dict[str, Any]]:
     now = time.time_ns() // 1_000_000
     data_change = lsn is not None or change.schema is not None
     marked = {path: vector for path, vector in change.marked.items() if path in found.adds}
@@ -123,7 +126,9 @@ def _actions(tables: DeltaTables, found: TableVersion, change: Change, lsn: Lsn 
         lines.append({"txn": {"appId": tables.app_id, "version": int(lsn), "lastUpdated": now}})
     lines += _definition(tables, found, change)
     lines += [actions.remove(found.adds[path], now, data_change=data_change) for path in removed]
-    lines += [actions.mark(found.adds[path], vector, data_change=data_change) for path, vector in marked.items()]
+    for path, vector in marked.items():
+        rows = DataFile.from_action(found.adds[path]).rows(tables.directory(table))
+        lines.append(actions.mark(found.adds[path], vector, rows, data_change=data_change))
     lines += [actions.add(file, change.marked.get(file.path), now, data_change=data_change) for file in change.added]
     return lines
 

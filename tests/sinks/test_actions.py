@@ -1,0 +1,212 @@
+"""The actions of commits follow Delta's protocol, also on tables and files of other programs; switching vectors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from delta_rows import read_delta
+from sinks.histories import Change, rows_of, typed
+from walmere.apply.fold import fold
+from walmere.errors import SinkMismatch
+from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
+from walmere.sinks.base import OVERWRITE
+from walmere.sinks.delta import actions, replay
+from walmere.sinks.delta.sink import DeltaSink
+from walmere.sinks.delta.vectors import Vector
+
+TABLE = TableName("public", "t")
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+WITH_TIME = SCHEMA.append(pa.field("at", pa.timestamp("us")))
+BY_ID = Identity("d", ("id",))
+K = ord("K")
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> DeltaSink:
+    return DeltaSink(str(tmp_path / "lake"))
+
+
+def rows(*ids: int, text: str = "x") -> pa.Table:
+    return pa.table([list(ids), [text] * len(ids)], schema=SCHEMA)
+
+
+def begin(sink: DeltaSink, *parts: pa.Table) -> None:
+    sink.create(TABLE, parts[0].schema)
+    staged = [file for part in parts for file in sink.stage(TABLE, part.to_batches())]
+    sink.commit(TABLE, staged, Lsn(1), OVERWRITE)
+
+
+def do(sink: DeltaSink, *changes: Change) -> int:
+    schema = sink.current(TABLE).arrow_schema
+    lsn = Lsn((sink.applied(TABLE) or 0) + 1)
+    return sink.apply(TABLE, fold(typed(changes, schema), BY_ID), lsn, BY_ID)
+
+
+def update(key: int, text: str = "new") -> Change:
+    return Change("U", (key, text))
+
+
+def insert(key: int, text: str = "x") -> Change:
+    return Change("I", (key, text))
+
+
+def delete(key: int) -> Change:
+    return Change("D", None, (key, None), K)
+
+
+def content(sink: DeltaSink) -> list[tuple[Any, ...]]:
+    return sorted(rows_of(read_delta(sink.open(TABLE))))
+
+
+def commit_by_hand(sink: DeltaSink, *lines: dict[str, Any]) -> None:
+    """A commit as another program makes it."""
+    version = sink.version(TABLE) + 1
+    path = Path(sink.location(TABLE), "_delta_log", f"{version:020d}.json")
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+@pytest.mark.parametrize("stats", [None, "", "{}", '{"numRecords":null}', '{ "minValues": {"id": 1} }'])
+def test_rows_of_a_file_without_statistics_are_marked_with_the_number_of_its_rows(
+    sink: DeltaSink, stats: str | None
+) -> None:
+    begin(sink, rows(1))
+    [file] = sink.stage(TABLE, rows(2, 3, 4).to_batches())
+    add = {"path": file.path, "size": file.size, "partitionValues": {}, "modificationTime": 1, "dataChange": True}
+    commit_by_hand(sink, {"add": add if stats is None else {**add, "stats": stats}})
+    do(sink, delete(3), update(1))
+    assert json.loads(sink.current(TABLE).adds[file.path]["stats"]) == {"numRecords": 3, "tightBounds": False}
+    assert content(sink) == [(1, "new"), (2, "x"), (4, "x")]
+    assert (sink.count(TABLE), len(sink.current(TABLE).files)) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"numRecords":3}', '{"numRecords":3,"tightBounds":false}'),
+        ('{"numRecords":3,"tightBounds":true}', '{"numRecords":3,"tightBounds":false}'),
+        ('{"tightBounds" : true , "numRecords":3} ', '{"tightBounds" : false , "numRecords":3} '),
+        ('{"numRecords":3,"tightBounds":false}', '{"numRecords":3,"tightBounds":false}'),
+        (
+            '{"numRecords":3,"minValues":{"a":123456789012345678901.10}}\n',
+            '{"numRecords":3,"minValues":{"a":123456789012345678901.10},"tightBounds":false}',
+        ),
+        (
+            '{"numRecords":3,"minValues":{"a":"\\"tightBounds\\":true,"}}',
+            '{"numRecords":3,"minValues":{"a":"\\"tightBounds\\":true,"},"tightBounds":false}',
+        ),
+    ],
+)
+def test_the_statistics_of_a_marked_file_keep_their_text(before: str, after: str) -> None:
+    vector = Vector("i", "", 0, 0)
+    action = actions.mark({"path": "f", "stats": before}, vector, 3, data_change=True)
+    assert action["add"]["stats"] == after
+
+
+def test_a_marked_file_is_removed_with_its_old_vector_and_added_with_the_new_one(sink: DeltaSink) -> None:
+    begin(sink, rows(1, 2, 3))
+    do(sink, delete(1))
+    [first] = sink.current(TABLE).adds.values()
+    version = do(sink, delete(2))
+    log = Path(sink.location(TABLE), "_delta_log", f"{version:020d}.json").read_text().splitlines()
+    [removed] = [action["remove"] for action in map(json.loads, log) if "remove" in action]
+    [added] = [action["add"] for action in map(json.loads, log) if "add" in action]
+    assert (removed["path"], removed["deletionVector"]) == (first["path"], first["deletionVector"])
+    assert (added["path"], added["deletionVector"]["cardinality"]) == (first["path"], 2)
+    assert {key: added[key] for key in ("size", "partitionValues", "modificationTime")} == {
+        key: first[key] for key in ("size", "partitionValues", "modificationTime")
+    }
+
+
+PROTOCOLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"minReaderVersion": 1, "minWriterVersion": 1},
+        {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]},
+    ),
+    (
+        {"minReaderVersion": 1, "minWriterVersion": 2},
+        {"readerFeatures": ["deletionVectors"], "writerFeatures": ["appendOnly", "deletionVectors", "invariants"]},
+    ),
+    (
+        {"minReaderVersion": 1, "minWriterVersion": 3},
+        {
+            "readerFeatures": ["deletionVectors"],
+            "writerFeatures": ["appendOnly", "checkConstraints", "deletionVectors", "invariants"],
+        },
+    ),
+    (
+        {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly"]},
+        {"readerFeatures": ["deletionVectors"], "writerFeatures": ["appendOnly", "deletionVectors"]},
+    ),
+    (
+        {"minReaderVersion": 2, "minWriterVersion": 5},
+        {
+            "readerFeatures": ["columnMapping", "deletionVectors"],
+            "writerFeatures": [
+                "appendOnly",
+                "changeDataFeed",
+                "checkConstraints",
+                "columnMapping",
+                "deletionVectors",
+                "generatedColumns",
+                "invariants",
+            ],
+        },
+    ),
+    (
+        {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": ["timestampNtz"],
+            "writerFeatures": ["timestampNtz", "domainMetadata"],
+        },
+        {
+            "readerFeatures": ["deletionVectors", "timestampNtz"],
+            "writerFeatures": ["deletionVectors", "domainMetadata", "timestampNtz"],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), PROTOCOLS)
+def test_a_table_of_any_protocol_gets_vectors_and_keeps_its_features(
+    sink: DeltaSink, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    begin(replace(sink, deletion_vectors=False), rows(1, 2, 3))
+    commit_by_hand(sink, {"protocol": before})
+    do(sink, insert(4))
+    assert dict(sink.current(TABLE).protocol) == before, "not before it is needed"
+    do(sink, delete(2))
+    assert dict(sink.current(TABLE).protocol) == {"minReaderVersion": 3, "minWriterVersion": 7, **after}
+    assert sink.current(TABLE).properties[actions.VECTORS_PROPERTY] == "true"
+    replay._kept.clear()
+    if before["minReaderVersion"] != 2:  # deltalake cannot open it, with or without vectors
+        assert content(sink) == [(1, "x"), (3, "x"), (4, "x")]
+
+
+@pytest.mark.parametrize(
+    "feature", ["rowTracking", "inCommitTimestamp", "icebergCompatV2", "v2Checkpoint", "catalogManaged", "unheardOf"]
+)
+def test_a_table_with_a_feature_that_is_not_written_is_refused_by_its_name(sink: DeltaSink, feature: str) -> None:
+    begin(sink, rows(1))
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors", feature]}
+    commit_by_hand(sink, {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}})
+    before = sink.version(TABLE)
+    with pytest.raises(SinkMismatch, match=f"table feature {feature}"):
+        do(sink, insert(2))
+    assert sink.version(TABLE) == before
+
+
+def test_a_table_whose_columns_are_mapped_is_refused(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    metadata = dict(sink.current(TABLE).metadata)
+    properties = {**metadata["configuration"], "delta.columnMapping.mode": "name"}
+    commit_by_hand(sink, {"metaData": {**metadata, "configuration": properties}})
+    with pytest.raises(SinkMismatch, match="table feature columnMapping"):
+        do(sink, insert(2))
