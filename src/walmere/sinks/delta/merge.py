@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from walmere.errors import SinkConflict
+from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import Net, StagedFile
 from walmere.sinks.delta import vectors
@@ -40,6 +41,7 @@ DELETED: Final = "numRowsDeleted"
 class Found:
     """What a batch, or a part of one, does to a table: new files, and rows to delete by their numbers."""
 
+    lsn: Lsn | None  # of the table, when the rows were found
     staged: Sequence[StagedFile] = ()
     deleted: Mapping[str, I64] = field(default_factory=dict)  # by the path of their file
     metrics: Mapping[str, int] = field(default_factory=dict)
@@ -73,7 +75,7 @@ def find(
         UPDATED: updated,
         DELETED: int((which < len(net.deletes)).sum()),
     }
-    return Found(staged, {hit.file.path: hit.places for hit in hits}, metrics)
+    return Found(tables.lsn_of(version), staged, {hit.file.path: hit.places for hit in hits}, metrics)
 
 
 def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: Sequence[Found]) -> Change:
@@ -82,10 +84,11 @@ def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: 
     for part in parts:
         for path, rows in part.deleted.items():
             deleted.setdefault(path, []).append(rows)
+    doing = f"committing to the Delta table {table}"
+    if any(part.lsn != tables.lsn_of(version) for part in parts):  # a part that another attempt has found earlier
+        raise SinkConflict(doing, "other changes were applied since its rows were found", "the batch is retried")
     if not set(deleted) <= set(version.adds):
-        raise SinkConflict(
-            f"committing to the Delta table {table}", "another program has replaced its files", "the batch is retried"
-        )
+        raise SinkConflict(doing, "another program has replaced its files", "the batch is retried")
     directory = tables.directory(table)
     removed: list[str] = []
     marked: dict[str, I64] = {}

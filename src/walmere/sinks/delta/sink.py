@@ -155,7 +155,7 @@ class DeltaSink(DeltaTables):
             return merge.find(self, table, found, net, identity, None)
         index = self._index(table, found.arrow_schema, identity) if identity.keyed else None
         staged = self.write(table, found.arrow_schema, [net.appends], index)
-        return merge.Found(staged, metrics={merge.INSERTED: len(net.appends)})
+        return merge.Found(self.lsn_of(found), staged, metrics={merge.INSERTED: len(net.appends)})
 
     def commit_changes(self, table: TableName, parts: Sequence[merge.Found], lsn: Lsn) -> int:
         """Bring the table to this LSN, by what tasks have staged."""

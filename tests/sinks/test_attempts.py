@@ -1,0 +1,254 @@
+"""Several attempts at one batch, at once or late, by processes that have found its rows at different versions."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from delta_rows import read_delta
+from sinks.histories import Change, rows_of, typed
+from walmere.apply.fold import fold
+from walmere.errors import SinkConflict, WalmereError
+from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
+from walmere.sinks.base import OVERWRITE, Net, Upkeep
+from walmere.sinks.delta.sink import DeltaSink
+from walmere.storage import Directory
+
+TABLE = TableName("public", "t")
+SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("text", pa.string())])
+BY_ID = Identity("d", ("id",))
+FULL = Identity("f")
+K, O = ord("K"), ord("O")  # noqa: E741
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> DeltaSink:
+    return DeltaSink(str(tmp_path / "lake"), index=str(tmp_path / "index"))
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table([list(ids), [0] * len(ids), ["x"] * len(ids)], schema=SCHEMA)
+
+
+def begin(sink: DeltaSink, *parts: pa.Table) -> None:
+    sink.create(TABLE, SCHEMA)
+    staged = [file for part in parts for file in sink.stage(TABLE, part.to_batches(), identity=BY_ID)]
+    sink.commit(TABLE, staged, Lsn(100), OVERWRITE)
+
+
+def net(*changes: Change, identity: Identity = BY_ID) -> Net:
+    return fold(typed(changes, SCHEMA), identity)
+
+
+def do(sink: DeltaSink, *changes: Change, lsn: int, identity: Identity = BY_ID) -> int:
+    return sink.apply(TABLE, net(*changes, identity=identity), Lsn(lsn), identity)
+
+
+def update(key: int, n: int) -> Change:
+    return Change("U", (key, n, "x"))
+
+
+def delete(key: int) -> Change:
+    return Change("D", None, (key, None, None), K)
+
+
+def insert(key: int) -> Change:
+    return Change("I", (key, 0, "x"))
+
+
+def content(sink: DeltaSink) -> list[tuple[Any, ...]]:
+    return sorted((row[0], row[1]) for row in rows_of(read_delta(sink.open(TABLE))))
+
+
+ROUNDS = 8
+KEYS = 40
+
+
+def batch(number: int) -> list[Change]:
+    """Updates of all files, a delete and an insert."""
+    return [*(update(key, number) for key in range(number % 3, KEYS, 3)), delete(1000 + number), insert(2000 + number)]
+
+
+def racer(pickled: bytes, gate: Any, out: Any) -> None:
+    sink: DeltaSink = pickle.loads(pickled)
+    for number in range(ROUNDS):
+        gate.wait()
+        try:
+            if number % 2:
+                parts = [
+                    sink.stage_changes(TABLE, net(*some), BY_ID) for some in (batch(number)[::2], batch(number)[1::2])
+                ]
+                out.put((number, sink.commit_changes(TABLE, parts, Lsn(200 + number))))
+            else:
+                out.put((number, do(sink, *batch(number), lsn=200 + number)))
+        except WalmereError as error:
+            out.put((number, str(error)))
+
+
+def test_four_processes_that_apply_one_batch_at_once_have_one_effect(sink: DeltaSink) -> None:
+    begin(sink, rows(*range(20)), rows(*range(20, KEYS)), rows(*range(1000, 1000 + ROUNDS)))
+    first = sink.version(TABLE)
+    processes = multiprocessing.get_context("spawn")
+    gate, out = processes.Barrier(4), processes.Queue()
+    racers = [processes.Process(target=racer, args=(pickle.dumps(sink), gate, out)) for _ in range(4)]
+    for process in racers:
+        process.start()
+    results = [out.get(timeout=120) for _ in range(4 * ROUNDS)]
+    for process in racers:
+        process.join(30)
+        assert process.exitcode == 0
+    for number in range(ROUNDS):
+        versions = [result for round_number, result in results if round_number == number]
+        assert versions == [first + 1 + number] * 4
+    assert sink.version(TABLE) == first + ROUNDS
+    expected = dict.fromkeys(range(KEYS), 0)
+    for number in range(ROUNDS):
+        expected |= dict.fromkeys(range(number % 3, KEYS, 3), number)
+    assert content(sink) == sorted({**expected, **{2000 + number: 0 for number in range(ROUNDS)}}.items())
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], object]], Callable[[], Any]]]:
+    """Runs a function in a thread, up to its commit. Returns a function that lets it go on, and returns its result."""
+    reached, go_on = threading.Event(), threading.Event()
+    real = Directory.create
+    zombies: list[threading.Thread] = []
+
+    def create(self: Directory, name: str, content: bytes) -> bool:
+        if threading.current_thread() in zombies and not go_on.is_set():
+            reached.set()
+            assert go_on.wait(60)
+        return real(self, name, content)
+
+    monkeypatch.setattr(Directory, "create", create)
+
+    def pause(function: Callable[[], object]) -> Callable[[], Any]:
+        results: list[Any] = []
+
+        def run() -> None:
+            try:
+                results.append(function())
+            except WalmereError as error:
+                results.append(error)
+
+        zombies.append(threading.Thread(target=run))
+        zombies[0].start()
+        assert reached.wait(60)
+
+        def wake() -> Any:
+            go_on.set()
+            zombies[0].join(60)
+            return results[0]
+
+        return wake
+
+    yield pause
+    go_on.set()
+
+
+Pause = Callable[[Callable[[], object]], Callable[[], Any]]
+
+
+def test_a_zombie_that_has_found_rows_and_written_its_vectors_commits_late_and_changes_nothing(
+    sink: DeltaSink, paused: Pause
+) -> None:
+    begin(sink, rows(*range(10)))
+    zombie = replace(sink)
+    wake = paused(lambda: do(zombie, update(1, 5), delete(2), insert(50), lsn=200))
+    do(sink, update(1, 5), delete(2), insert(50), lsn=200)
+    do(sink, update(1, 6), insert(2), lsn=300)
+    expected, version = content(sink), sink.version(TABLE)
+    assert wake() == version
+    assert (content(sink), sink.version(TABLE), sink.applied(TABLE)) == (expected, version, Lsn(300))
+
+
+def test_an_attempt_that_is_overtaken_by_upkeep_finds_its_rows_again(sink: DeltaSink, paused: Pause) -> None:
+    begin(sink, *(rows(key) for key in range(10)))
+    late = replace(sink)
+    wake = paused(lambda: do(late, update(1, 5), delete(2), Change("U", (3, 7, "y")), lsn=200))
+    assert sink.optimize(TABLE, BY_ID, Upkeep(deleted_share=0)) is not None
+    assert wake() == sink.version(TABLE)
+    assert content(sink) == [(0, 0), (1, 5), (3, 7), *((key, 0) for key in range(4, 10))]
+    info = json.loads(Path(sink.location(TABLE), "_delta_log", f"{wake():020d}.json").read_text().splitlines()[0])
+    metrics = info["commitInfo"]["operationMetrics"]
+    assert metrics == {"numRowsInserted": "0", "numRowsUpdated": "2", "numRowsDeleted": "1"}
+
+
+def test_an_attempt_of_a_longer_batch_is_not_committed_over_a_shorter_one(sink: DeltaSink) -> None:
+    """The zombie has found the rows at LSN 100. Then batches end elsewhere, and the next one is applied to 150."""
+    begin(sink, rows(*range(10)))
+    parts = [
+        sink.stage_changes(TABLE, net(update(1, 5), insert(50)), BY_ID),
+        sink.stage_changes(TABLE, net(delete(2)), BY_ID),
+    ]
+    do(sink, update(1, 4), lsn=150)
+    with pytest.raises(SinkConflict, match="other changes were applied") as caught:
+        sink.commit_changes(TABLE, parts, Lsn(200))
+    assert caught.value.transient
+    assert content(sink) == [(0, 0), (1, 4), *((key, 0) for key in range(2, 10))]
+    again = [sink.stage_changes(TABLE, net(update(1, 5), insert(50), delete(2)), BY_ID)]
+    sink.commit_changes(TABLE, again, Lsn(200))
+    assert content(sink) == [(0, 0), (1, 5), *((key, 0) for key in range(3, 10)), (50, 0)]
+
+
+def test_parts_of_a_batch_whose_files_upkeep_has_replaced_are_retried(sink: DeltaSink) -> None:
+    begin(sink, *(rows(key) for key in range(10)))
+    parts = [sink.stage_changes(TABLE, net(*some), BY_ID) for some in ([update(1, 5), insert(50)], [delete(2)])]
+    sink.optimize(TABLE, BY_ID, Upkeep(deleted_share=0))
+    with pytest.raises(SinkConflict, match="replaced its files"):
+        sink.commit_changes(TABLE, parts, Lsn(200))
+    assert sink.applied(TABLE) == Lsn(100)
+    # a part that only has new rows does not depend on files
+    sink.commit_changes(TABLE, [sink.stage_changes(TABLE, net(insert(60)), BY_ID)], Lsn(200))
+    assert content(sink) == [*((key, 0) for key in range(10)), (60, 0)]
+
+
+def test_parts_of_a_batch_are_one_commit_and_none_when_they_come_again(sink: DeltaSink) -> None:
+    begin(sink, rows(*range(20)), rows(*range(20, 40)))
+    some = [[update(key, 1) for key in range(part, 40, 4)] for part in range(4)]
+    parts = pickle.loads(
+        pickle.dumps([sink.stage_changes(TABLE, net(*each, insert(100 + i)), BY_ID) for i, each in enumerate(some)])
+    )
+    version = sink.commit_changes(TABLE, parts, Lsn(200))
+    assert sink.commit_changes(TABLE, parts, Lsn(200)) == version == 2
+    assert content(sink) == [*((key, 1) for key in range(40)), *((100 + key, 0) for key in range(4))]
+
+
+def test_a_zombie_of_a_multiset_does_not_delete_a_second_equal_row(sink: DeltaSink, paused: Pause) -> None:
+    begin(sink, rows(*[1] * 10, 2))
+    gone = Change("D", None, (1, 0, "x"), O)
+    wake = paused(lambda: do(replace(sink), gone, gone, lsn=200, identity=FULL))
+    do(sink, gone, gone, lsn=200, identity=FULL)
+    wake()
+    assert content(sink) == [(1, 0)] * 8 + [(2, 0)]
+    do(sink, gone, lsn=300, identity=FULL)
+    assert content(sink) == [(1, 0)] * 7 + [(2, 0)]
+
+
+def test_an_attempt_that_is_overtaken_by_a_truncation_of_the_same_batch_has_no_effect(
+    sink: DeltaSink, paused: Pause
+) -> None:
+    begin(sink, rows(*range(10)))
+    wake = paused(lambda: do(replace(sink), update(1, 5), lsn=200))
+    do(sink, Change("T"), insert(3), lsn=250)
+    wake()
+    assert content(sink) == [(3, 0)]
+
+
+def test_an_attempt_that_is_overtaken_by_new_columns_is_refused_or_right(sink: DeltaSink, paused: Pause) -> None:
+    begin(sink, rows(*range(5)))
+    wake = paused(lambda: do(replace(sink), update(1, 5), lsn=200))
+    wider = SCHEMA.append(pa.field("more", pa.int64()))
+    sink.evolve(TABLE, wider, [*SCHEMA.names, pa.scalar(None, pa.int64())])
+    assert "have the columns" in str(wake())
+    assert (sink.applied(TABLE), content(sink)) == (Lsn(100), [(key, 0) for key in range(5)])
