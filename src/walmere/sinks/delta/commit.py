@@ -157,6 +157,13 @@ def _definition(tables: DeltaTables, found: TableVersion, change: Change) -> lis
     return lines
 
 
+def switch_off_vectors(tables: DeltaTables, found: TableVersion) -> dict[str, str]:
+    """The properties of a commit after which no file has a deletion vector, if the table is to have none."""
+    if tables.deletion_vectors or actions.VECTORS not in found.features:
+        return {}
+    return {actions.VECTORS_PROPERTY: "false"}
+
+
 def _checkpoint(tables: DeltaTables, table: TableName) -> None:
     """Write a checkpoint, and delete the commits that are no longer kept. If it fails, the next one does it."""
     with contextlib.suppress(DeltaError, OSError):

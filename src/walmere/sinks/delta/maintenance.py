@@ -27,7 +27,7 @@ import pyarrow as pa
 from walmere.names import Identity, TableName
 from walmere.sinks.base import StagedFile, Upkeep
 from walmere.sinks.delta import replay, vectors
-from walmere.sinks.delta.commit import ATTEMPTS, Change, try_commit
+from walmere.sinks.delta.commit import ATTEMPTS, Change, switch_off_vectors, try_commit
 from walmere.sinks.delta.files import NO_ROWS, DataFile
 from walmere.sinks.delta.key_index import KeyIndex, remove_unused
 from walmere.sinks.delta.replay import TableVersion
@@ -77,7 +77,7 @@ def plan(tables: DeltaTables, table: TableName, identity: Identity | None, limit
     purged, small = [], []
     for file in found.files:
         rows = file.rows(directory)
-        if file.deleted and file.deleted >= limits.deleted_share * rows:
+        if file.vector is not None and (not tables.deletion_vectors or file.deleted >= limits.deleted_share * rows):
             purged.append(file)
         elif file.size < tables.file_size // 2:
             small.append(file)
@@ -139,8 +139,15 @@ def replace(tables: DeltaTables, table: TableName, done: Sequence[Rewritten]) ->
             added += kept
             marked |= deleted
         written = vectors.write(tables.directory(table), list(marked.values()))
-        metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
-        change = Change(added, removed, dict(zip(marked, written, strict=True)), operation="OPTIMIZE", metrics=metrics)
+        left = any(file.vector is not None for file in found.files if file.path not in set(removed))
+        change = Change(
+            added,
+            removed,
+            dict(zip(marked, written, strict=True)),
+            properties={} if left or marked else switch_off_vectors(tables, found),
+            operation="OPTIMIZE",
+            metrics={"numRemovedFiles": len(removed), "numAddedFiles": len(added)},
+        )
         version = try_commit(tables, table, found, change, None)
         if version is not None:
             return version

@@ -63,7 +63,7 @@ class Files:
 
 
 def rewrite(old: Files, net: Net, identity: Identity) -> Rewrite:
-    """Write the files for a net effect that has more than new rows."""
+    """Write the files for a net effect."""
     upserts, appends = conform(net.upserts, old.schema), conform(net.appends, old.schema)
     with ThreadPoolExecutor(min(max(len(old.files), 1), os.cpu_count() or 1)) as pool:
         return _Rewriter(old, pool).run(net, identity, upserts, appends)
@@ -79,7 +79,7 @@ class _Rewriter:
         by_key = pa.schema([self.schema.field(name) for name in columns])
         removed = pa.concat_tables([conform(net.deletes, by_key), upserts.select(list(columns))])
         index = RowIndex(removed, columns)
-        candidates = _candidates(self.files, removed)
+        candidates = [] if net.append_only else _candidates(self.files, removed)
         if net.counts is None:
             hits = [
                 found

@@ -46,8 +46,7 @@ from walmere.sinks.base import (
     run_here,
 )
 from walmere.sinks.delta import ddl, maintenance, merge, points, scan
-from walmere.sinks.delta.actions import VECTORS, VECTORS_PROPERTY
-from walmere.sinks.delta.commit import Change, commit
+from walmere.sinks.delta.commit import Change, commit, switch_off_vectors
 from walmere.sinks.delta.key_index import KeyIndex
 from walmere.sinks.delta.log import changed_by_others
 from walmere.sinks.delta.replay import TableVersion
@@ -130,13 +129,14 @@ class DeltaSink(DeltaTables):
         operation = "COPY" if mode is OVERWRITE else "APPLY"
         metrics = {merge.INSERTED: sum(file.rows for file in staged)}
         change = Change(staged, mode=mode, schema=schema, operation=operation, metrics=metrics)
-        return commit(self, table, lsn, lambda _: change)
+        return commit(self, table, lsn, lambda found: self._switched(found, change))
 
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
         """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored."""
         if net.empty:
             return self.version(table)
-        if net.truncate or net.append_only:
+        vectors_stay = self.deletion_vectors or all(file.vector is None for file in self.current(table).files)
+        if net.truncate or (net.append_only and vectors_stay):
             return self._replace_or_append(table, net, lsn, identity)
         if not self.deletion_vectors:
             return commit(self, table, lsn, lambda found: self._rewrite(table, found, net, identity))
@@ -168,7 +168,14 @@ class DeltaSink(DeltaTables):
         index = self._index(table, schema, identity) if identity.keyed else None
         staged = self.write(table, schema, [net.upserts, net.appends], index)
         change = Change(staged, mode=mode, metrics={merge.INSERTED: sum(file.rows for file in staged)})
-        return commit(self, table, lsn, lambda _: change)
+        return commit(self, table, lsn, lambda found: self._switched(found, change))
+
+    def _switched(self, found: TableVersion, change: Change) -> Change:
+        """The change; it also switches deletion vectors off, if no file has one after it and none is to have one."""
+        left = () if change.mode is OVERWRITE else found.files
+        if any(file.vector is not None for file in left):
+            return change
+        return replace(change, properties={**change.properties, **switch_off_vectors(self, found)})
 
     def _rewrite(self, table: TableName, found: TableVersion, net: Net, identity: Identity) -> Change:
         old = Files(self.directory(table), found.arrow_schema, found.files, self.file_size)
@@ -178,8 +185,8 @@ class DeltaSink(DeltaTables):
             merge.UPDATED: new.replaced,
             merge.DELETED: new.hits - new.replaced,
         }
-        switch = {VECTORS_PROPERTY: "false"} if VECTORS in found.features else {}
-        return Change(new.added, [file.path for file in new.removed], properties=switch, metrics=metrics)
+        removed = [file.path for file in new.removed]
+        return Change(new.added, removed, properties=switch_off_vectors(self, found), metrics=metrics)
 
     def extent(self, table: TableName) -> Extent | None:
         """How large a table is now; None if it does not exist."""
