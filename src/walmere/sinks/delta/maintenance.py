@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from walmere.errors import SinkConflict
 from walmere.names import Identity, TableName
 from walmere.sinks.base import StagedFile, Upkeep
-from walmere.sinks.delta import replay, vectors
+from walmere.sinks.delta import log_retention, replay, vectors
 from walmere.sinks.delta.commit import ATTEMPTS, Change, switch_off_vectors, try_commit
 from walmere.sinks.delta.files import NO_ROWS, DataFile
 from walmere.sinks.delta.key_index import KeyIndex, remove_unused
@@ -106,12 +107,23 @@ def _similar(files: Sequence[DataFile], size: int) -> list[list[DataFile]]:
         levels.setdefault(level, []).append(file)
     for level in sorted(levels, reverse=True):
         if len(levels[level]) >= JOIN_FILES:
-            return _joined([file for each in levels if each <= level for file in levels[each]], size)
+            groups = _joined([file for each in levels if each <= level for file in levels[each]], size)
+            return [group for group in groups if len(group) > 1]
     return []
 
 
 def rewrite(tables: DeltaTables, work: Work) -> Rewritten:
-    """Write the rows of some files into new ones. They become part of the table by `replace`."""
+    """Write the rows of some files into new ones. They become part of the table by `replace`.
+
+    Raises SinkConflict if other upkeep has replaced them meanwhile, and they are deleted.
+    """
+    try:
+        return _rewrite(tables, work)
+    except FileNotFoundError as error:
+        raise SinkConflict(f"rewriting files of the Delta table {work.table}", f"a file is gone: {error}") from None
+
+
+def _rewrite(tables: DeltaTables, work: Work) -> Rewritten:
     directory = tables.directory(work.table)
     rows = (part for file in work.files for part in file.tables(directory, work.schema))
     index = None
@@ -127,17 +139,20 @@ def replace(tables: DeltaTables, table: TableName, done: Sequence[Rewritten]) ->
     """
     for _ in range(ATTEMPTS):
         found = tables.current(table)
-        usable = [each for each in done if _is_there(each, found)]
-        if not usable:
-            return None
         removed: list[str] = []
         added: list[StagedFile] = []
         marked: dict[str, I64] = {}
-        for each in usable:
-            kept, deleted = _after(tables, found, each)
+        for each in done:
+            deleted = _deleted_since(tables, found, each)
+            if deleted is None or not set(removed).isdisjoint(file.path for file in each.work.files):
+                continue
             removed += [file.path for file in each.work.files]
-            added += kept
-            marked |= deleted
+            for new, rows in _places(each.staged, deleted):
+                added.append(new)
+                if len(rows):
+                    marked[new.path] = rows
+        if not removed:
+            return None
         written = vectors.write(tables.directory(table), list(marked.values()))
         left = any(file.vector is not None for file in found.files if file.path not in set(removed))
         change = Change(
@@ -154,34 +169,40 @@ def replace(tables: DeltaTables, table: TableName, done: Sequence[Rewritten]) ->
     return None
 
 
-def _is_there(done: Rewritten, found: TableVersion) -> bool:
-    """Whether the table still has all old files, and the same columns."""
-    return found.arrow_schema == done.work.schema and all(file.path in found.adds for file in done.work.files)
+def _deleted_since(tables: DeltaTables, found: TableVersion, done: Rewritten) -> I64 | None:
+    """Which of the rewritten rows, in their order, were deleted since the old files were read.
 
-
-def _after(tables: DeltaTables, found: TableVersion, done: Rewritten) -> tuple[list[StagedFile], dict[str, I64]]:
-    """The new files to add, and the rows of them that were deleted since the old files were read."""
-    directory = tables.directory(done.work.table)
+    None if what was rewritten cannot be used: the table has other columns or not all old files, or another program has
+    brought deleted rows back (RESTORE).
+    """
+    work = done.work
+    if found.arrow_schema != work.schema or not all(file.path in found.adds for file in work.files):
+        return None
+    directory = tables.directory(work.table)
     first = 0
     places = [NO_ROWS]
-    for file in done.work.files:
-        before = file.deleted_rows(directory)
+    for file in work.files:
+        try:
+            before = file.deleted_rows(directory)
+        except FileNotFoundError:  # `vacuum` has deleted the vector: the rewriting has taken longer than `keep_seconds`
+            return None
         now = DataFile.from_action(found.adds[file.path]).deleted_rows(directory)
         new = np.setdiff1d(now, before, assume_unique=True)
+        if len(new) != len(now) - len(before):
+            return None
         places.append(first + new - np.searchsorted(before, new))
         first += file.rows(directory) - len(before)
-    deleted = np.concatenate(places)
-    kept: list[StagedFile] = []
-    marked: dict[str, I64] = {}
+    return np.concatenate(places)
+
+
+def _places(staged: Sequence[StagedFile], deleted: I64) -> Iterator[tuple[StagedFile, I64]]:
+    """The new files that have rows left, each with the numbers of its deleted rows."""
     begin = 0
-    for new_file in done.staged:
-        rows = deleted[(deleted >= begin) & (deleted < begin + new_file.rows)] - begin
-        begin += new_file.rows
-        if len(rows) < new_file.rows:
-            kept.append(new_file)
-            if len(rows):
-                marked[new_file.path] = rows
-    return kept, marked
+    for file in staged:
+        rows = deleted[(deleted >= begin) & (deleted < begin + file.rows)] - begin
+        begin += file.rows
+        if len(rows) < file.rows:
+            yield file, rows
 
 
 def vacuum(tables: DeltaTables, table: TableName) -> None:
@@ -201,17 +222,21 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
         file = DataFile.from_action({"size": 0, **action})
         data.add(file.name)
         names = _names(file)
-        if action.get("deletionTimestamp", 0) / 1000 > expired:
+        if (action.get("deletionTimestamp") or 0) / 1000 > expired:
             used |= names
         else:
             removed |= names
+    oldest = now - max(_UNKNOWN_SECONDS, tables.keep_seconds)
+    if log_retention.too_short(found.properties, tables.keep_hours):
+        oldest = 0.0  # a checkpoint may have dropped tombstones of files that can still be read
     for prefix in ("", vectors.DIRECTORY):
         for name, written in directory.files(prefix).items():
             path = f"{prefix}/{name}" if prefix else name
-            if path in used or name.startswith("_"):
-                continue
-            if path in removed or written < now - max(_UNKNOWN_SECONDS, tables.keep_seconds):
+            if path not in used and not name.startswith("_") and (path in removed or written < oldest):
                 directory.remove(path)
+    for name, written in directory.files(replay.LOG).items():  # what `Directory.create` leaves when it is killed
+        if name.startswith(".") and name.endswith(".tmp") and written < now - _UNKNOWN_SECONDS:
+            directory.remove(f"{replay.LOG}/{name}")
     remove_unused(tables.index_of(table), found.files, data, now - _UNKNOWN_SECONDS / 7)
 
 
