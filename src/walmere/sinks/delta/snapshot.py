@@ -1,7 +1,6 @@
 """A Delta table at one version, to read: as a PyArrow dataset, or as its files.
 
-Later commits do not change a version. Files with deletion vectors (Spark may have written them) are read here; all
-others can be read by any Parquet reader.
+Later commits do not change a version. Any Parquet reader can read the files, if it leaves out the deleted rows.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import pyarrow.dataset as pads
 from walmere.errors import LakeError, SinkMismatch
 from walmere.names import TableName
 from walmere.sinks.delta import replay
+from walmere.sinks.delta.dataset import VectorDataset, plain_dataset
 from walmere.sinks.delta.files import DataFile
 from walmere.sinks.delta.scan import FilePiece
 from walmere.sinks.delta.sink import DeltaSink
@@ -53,16 +53,8 @@ class Pinned:
         return [each for each in files if each.vector is None], [each for each in files if each.vector is not None]
 
     def dataset(self) -> pads.Dataset:
-        """All rows. Files with deleted rows are read into memory, all others when they are needed."""
-        filesystem = self.directory.filesystem
-        try:
-            plain, marked = self.files()
-            rows = [part for file in marked for part in file.tables(self.directory, self.schema)]
-        except FileNotFoundError as error:
-            raise self.gone(error) from error
-        read = pads.ParquetFileFormat()
-        fragments = [read.make_fragment(file.name, filesystem) for file in plain]
-        whole = pads.FileSystemDataset(fragments, self.schema, read, filesystem)
-        if not rows:
-            return whole
-        return pads.dataset([whole, pads.dataset(pa.concat_tables(rows))], schema=self.schema)
+        """All rows, to be read lazily."""
+        files = self._found.files
+        if all(file.vector is None for file in files):
+            return plain_dataset(self.directory, files, self.schema)
+        return VectorDataset(self.directory, files, self.schema)
