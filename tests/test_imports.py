@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("spark/", "source/", "sinks/lakehouse.py", "running.py", "api.py"),  # the last two: its types only
-    "duckdb": ("reads.py", "verify/"),
+    "duckdb": ("reads/", "verify/"),
     "psycopg": ("publisher/", "sinks/postgres.py"),
     "psycopg2": ("publisher/", "sinks/postgres.py"),
 }
@@ -167,8 +167,8 @@ def test_the_picture_in_the_architecture_is_up_to_date() -> None:
         ("subscription/receiver.py", "import psycopg2.extras"),
         ("subscription/receiver.py", "from walmere.cli import main"),
         ("subscription/receiver.py", "from walmere import cli"),
-        ("reads.py", "from walmere.subscription.tables import Tables"),
-        ("reads.py", "from pyspark.sql import DataFrame"),
+        ("reads/lake.py", "from walmere.subscription.tables import Tables"),
+        ("reads/lake.py", "from pyspark.sql import DataFrame"),
         ("apply/worker.py", "from pyspark.sql import SparkSession"),
         ("apply/worker.py", "from walmere.subscription.tables import Tables"),
         ("changelog/plan.py", "from walmere.subscription import state"),
@@ -189,7 +189,10 @@ def test_a_forbidden_import_is_seen(path: str, source: str) -> None:
         ("sinks/lakehouse.py", "from pyspark.sql import SparkSession\nfrom walmere.errors import WalmereError"),
         ("sinks/postgres.py", "import psycopg"),
         ("spark/apply_query.py", "from walmere.subscription import state\nfrom walmere.sinks.base import Sink"),
-        ("reads.py", "from walmere.spark.dataframe import DataFrame\nfrom walmere.sinks.delta.sink import DeltaSink"),
+        (
+            "reads/lake.py",
+            "from walmere.spark.dataframe import DataFrame\nfrom walmere.sinks.delta.sink import DeltaSink",
+        ),
         ("cli/main.py", "from walmere import __version__\nfrom walmere.demo import server"),
     ],
 )

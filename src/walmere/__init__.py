@@ -14,7 +14,7 @@ from walmere.version import __version__
 if TYPE_CHECKING:
     from walmere import pgoutput
     from walmere.api import Subscription
-    from walmere.reads import Lake, Point, lake, read
+    from walmere.reads.lake import Lake, Point, lake, read
     from walmere.source.format import register
 
 __all__ = [
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 _LATER = {
-    "Lake": "reads",
-    "Point": "reads",
+    "Lake": "reads.lake",
+    "Point": "reads.lake",
     "Subscription": "api",
-    "lake": "reads",
-    "read": "reads",
+    "lake": "reads.lake",
+    "read": "reads.lake",
     "register": "source.format",
 }
 """The modules of the names that need more than the standard library."""

@@ -45,7 +45,7 @@ from walmere.subscription.tables import Tables
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from walmere.reads import Lake
+    from walmere.reads.lake import Lake
     from walmere.running import OnProgress
     from walmere.subscription.launcher import Launcher
     from walmere.verify.proof import Proof, Verdict, VerifyOptions
@@ -233,7 +233,7 @@ class Subscription:
 
     def lake(self) -> Lake:
         """Its lake, to read tables as of one LSN. Raises ConfigError if it has no target."""
-        from walmere.reads import configured
+        from walmere.reads.lake import configured
 
         return configured(self.file)
 

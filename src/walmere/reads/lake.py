@@ -179,7 +179,11 @@ class Point:
         return self._sink.location(TableName.parse(self._find(table)))
 
     def dataset(self, table: str) -> pads.Dataset:
-        """The table as a PyArrow dataset, which is read lazily."""
+        """The table as a PyArrow dataset, which is read lazily.
+
+        If files have deleted rows, `get_fragments` is refused, and PyArrow's C++ code cannot read the dataset by
+        itself (`pyarrow.dataset.write_dataset`, a union with others): use `to_batches`, or `scanner().to_reader()`.
+        """
         return self._pinned(table).dataset()
 
     def arrow(self, table: str) -> pa.Table:
@@ -195,7 +199,9 @@ class Point:
         """The table as a DuckDB relation; by default on DuckDB's default connection."""
         from duckdb import default_connection
 
-        return (connection or default_connection()).from_arrow(self.dataset(table))
+        from walmere.reads.relation import relation
+
+        return relation(connection or default_connection(), self._pinned(table))
 
     def dataframe(self, spark: SparkSession, table: str) -> DataFrame:
         """The table as a Spark DataFrame. Spark reads the files of this version itself: it needs no jar."""

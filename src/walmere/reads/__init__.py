@@ -1,0 +1,1 @@
+"""Reads of a lake as of one point of the source."""

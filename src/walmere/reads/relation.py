@@ -1,0 +1,76 @@
+"""A table at one version as a DuckDB relation.
+
+DuckDB's own Parquet reader reads the files: several threads, columns and filters pushed down, nothing held in memory. A
+file with deleted rows is joined with its deletion vector, by the number of the file. The vector is a bit string, with
+one bit per row, so the join costs the same for few and for many deleted rows. DuckDB's Delta extension is not needed.
+
+Tables in an object store are read by PyArrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from walmere.sinks.delta.files import DataFile
+from walmere.sinks.delta.snapshot import Pinned
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+
+
+def relation(connection: DuckDBPyConnection, pinned: Pinned) -> DuckDBPyRelation:
+    """All rows. The vectors are read now, everything else when it is needed."""
+    if not pinned.directory.local:
+        return connection.from_arrow(pinned.dataset())
+    plain, marked = pinned.files()
+    parts = []
+    if plain:
+        parts.append(_files(connection, pinned, plain).project(_names(pinned.schema)))
+    if marked:
+        rows = _files(connection, pinned, marked).set_alias("rows")
+        vectors = connection.from_arrow(_vectors(pinned, marked)).project("file, deleted::BIT AS deleted")
+        both = rows.join(vectors.set_alias("vectors"), "rows.file = vectors.file")
+        parts.append(both.filter("get_bit(deleted, row::INTEGER) = 0").project(_names(pinned.schema)))
+    if not parts:
+        return connection.from_arrow(pinned.schema.empty_table())
+    return parts[0] if len(parts) == 1 else parts[0].union(parts[1])
+
+
+def _files(connection: DuckDBPyConnection, pinned: Pinned, files: Sequence[DataFile]) -> DuckDBPyRelation:
+    """All rows of some files, with the numbers of file and row. Columns are numbered, so that no name is taken."""
+    types = connection.from_arrow(pinned.schema.empty_table()).types
+    columns = ", ".join(
+        f"{_text(name)}: {{name: 'c{number}', type: {_text(str(kind))}, default_value: NULL}}"
+        for number, (name, kind) in enumerate(zip(pinned.schema.names, types, strict=True))
+    )
+    paths = ", ".join(_text(f"{pinned.directory.location}/{file.name}") for file in files)
+    return connection.sql(
+        f"SELECT *, file_index AS file, file_row_number AS row"  # noqa: S608
+        f" FROM read_parquet([{paths}], schema = MAP {{{columns}}}, hive_partitioning = false)"
+    )
+
+
+def _vectors(pinned: Pinned, files: Sequence[DataFile]) -> pa.Table:
+    """The deletion vectors of some files, in this order, with one bit per row."""
+    vectors = []
+    for file in files:
+        deleted = np.zeros(file.rows(pinned.directory), np.bool_)
+        deleted[file.deleted_rows(pinned.directory)] = True
+        vectors.append(np.packbits(deleted).tobytes())
+    return pa.table({"file": pa.array(range(len(files)), pa.uint64()), "deleted": pa.array(vectors, pa.binary())})
+
+
+def _names(schema: pa.Schema) -> str:
+    return ", ".join(f"c{number} AS {_identifier(name)}" for number, name in enumerate(schema.names))
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
