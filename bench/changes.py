@@ -5,16 +5,12 @@ Run it with `python -m bench.changes [--server 15] [--rounds 3] [--small]`, or r
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
-
 from bench.load import inserts
+from bench.plain_spark import plain_session, read_all
 from bench.side_by_side import Report
 from bench.source import options, scratch_config, source
 from walmere import config as configuration
@@ -43,16 +39,16 @@ def main() -> None:
 
 
 def _measure(report: Report, cores: int, directory: Path, rows: int, rounds: int) -> None:
-    spark = _session(cores)
+    spark = plain_session(cores)
     changes = spark.read.format("pgoutput").option("table", "a1").load(str(directory / "subscription"))
     parquet = str(directory / f"parquet-{cores}")
     changes.write.parquet(parquet)  # warms up both paths
     assert spark.read.parquet(parquet).count() == rows
-    _seconds(spark.read.parquet(parquet))
+    read_all(spark.read.parquet(parquet))
     ours, theirs = [], []
     for number in range(rounds):
-        theirs.append(_seconds(spark.read.parquet(parquet)))
-        ours.append(_seconds(changes))
+        theirs.append(read_all(spark.read.parquet(parquet)))
+        ours.append(read_all(changes))
         print(f"  {cores} cores {number + 1}/{rounds}: Parquet {theirs[-1]:.2f} s, ours {ours[-1]:.2f} s")
     rate = rows / statistics.median(ours) / cores
     times = {"limit_seconds": [round(each, 2) for each in theirs], "seconds": [round(each, 2) for each in ours]}
@@ -61,22 +57,6 @@ def _measure(report: Report, cores: int, directory: Path, rows: int, rounds: int
     ratio = statistics.median(ours) / statistics.median(theirs)
     report.value(f"{name}: time compared with Parquet", round(ratio, 2), "stated", True, **times)
     spark.stop()
-
-
-def _session(cores: int) -> SparkSession:
-    """A session with Spark's defaults, as a user has it."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.ui.showConsoleProgress", "false").config("spark.driver.memory", "2g").getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
-def _seconds(frame: DataFrame) -> float:
-    began = time.perf_counter()
-    frame.write.format("noop").mode("overwrite").save()
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+from typing import Any
 
 from bench.source import Source
 
@@ -36,6 +38,28 @@ DO $$ BEGIN
     END LOOP;
 END $$
 """
+_UPDATES = """
+CREATE TABLE {table} (id bigint PRIMARY KEY, number bigint, customer int, quantity int, amount numeric(12,2),
+                      changed timestamptz, status text, note text, address text)
+"""
+_FILL_ROWS = """
+INSERT INTO {table} SELECT i, -1, i % 777, i % 10, i % 100000 * 1.37, now(), 'shipped', md5(i::text),
+                           'street, house number, floor and doorbell of customer ' || i % 777 || ', in city ' || i % 131
+                    FROM generate_series(1, {rows}) i
+"""
+_FILL_UPDATES = """
+DO $$ BEGIN
+    PERFORM setseed(0.5);
+    FOR i IN 1 .. {count} LOOP
+        UPDATE {table} SET number = i, amount = amount + 1, changed = clock_timestamp()
+                       WHERE id = 1 + floor(random() * {rows})::bigint;
+        COMMIT;
+    END LOOP;
+END $$
+"""
+_UPDATE = """
+UPDATE {table} SET number = %s, amount = amount + 1, changed = clock_timestamp() WHERE id = ANY(%s)
+"""
 
 
 @dataclass(frozen=True)
@@ -48,10 +72,13 @@ class Load:
     fill: str
 
     def prepare(self, source: Source) -> None:
-        """Create the table with its existing rows, and its publication."""
+        """Create the table with its existing rows, and its publication, unless it exists."""
+        if source.value("SELECT to_regclass(%s) IS NOT NULL", self.table) == "True":
+            return
         source.sql.execute(self.create.encode())
         if self.existing:
             source.sql.execute(self.existing.encode())
+            source.sql.execute(f"VACUUM (ANALYZE) {self.table}".encode())
         source.sql.execute(f"CREATE PUBLICATION {self.table} FOR TABLE {self.table}".encode())
 
     def backlog(self, source: Source, name: str) -> str:
@@ -71,3 +98,19 @@ def inserts(transactions: int) -> Load:
 def mixed(rows: int, existing: int) -> Load:
     """One-row transactions: 50% inserts, 40% updates of existing rows, 10% deletes."""
     return Load("a2", _MIXED, _EXISTING.format(existing=existing), _FILL_MIXED.format(rows=rows, existing=existing))
+
+
+def updates(table: str, rows: int, count: int = 0) -> Load:
+    """One-row transactions, each an update of a random row of about 180 bytes."""
+    return Load(
+        table,
+        _UPDATES.format(table=table),
+        _FILL_ROWS.format(table=table, rows=rows),
+        _FILL_UPDATES.format(table=table, rows=rows, count=count),
+    )
+
+
+def update(table: str, rows: int, each: int, seed: int, number: int) -> tuple[bytes, list[Any]]:
+    """The update of some random rows in one transaction. Another seed gives other rows."""
+    ids = random.Random(f"{seed} {number}").sample(range(1, rows + 1), each)
+    return _UPDATE.format(table=table).encode(), [number, ids]

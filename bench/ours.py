@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+import walmere
 from bench.side_by_side import Run
 from bench.source import Source, scratch_config
 from walmere import config as configuration
-from walmere.lsn import Lsn
+from walmere.apply.worker import Applied
+from walmere.errors import LakeError
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.running import launcher
 from walmere.sinks.delta.sink import DeltaSink
@@ -28,8 +38,12 @@ class Ours:
         self.publication = publication
         directory.mkdir(exist_ok=True)
 
+    def config_file(self, slot: str | None = None) -> Path:
+        """Write the configuration. The slot has the name of the publication by default."""
+        return scratch_config(self.source.server, self.directory, self.publication, slot or self.publication)
+
     def launcher(self, slot: str, on_batch: OnBatch = lambda *_: None) -> Launcher:
-        file = scratch_config(self.source.server, self.directory, self.publication, slot)
+        file = self.config_file(slot)
         return launcher(configuration.load(file), file, on_batch=on_batch)
 
     def run(self, slot: str, end: str) -> Run:
@@ -38,11 +52,62 @@ class Ours:
         self.launcher(slot).run(Lsn.parse(end))
         return Run(time.perf_counter() - began, 0, 0)
 
+    @contextmanager
+    def following(self) -> Iterator[list[list[Applied]]]:
+        """Run it in this process while the block runs. Yields the results of its batches."""
+        batches: list[list[Applied]] = []
+        made = self.launcher(self.publication, lambda applied, _: batches.append(applied))
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        try:
+            while not batches:
+                time.sleep(0.05)
+                assert thread.is_alive()
+            yield batches
+        finally:
+            made.stop()
+            thread.join()
+
+    @contextmanager
+    def process(self) -> Iterator[psutil.Popen]:
+        """Have `walmere run` in its own process while the block runs."""
+        subscription = walmere.Subscription(self.config_file())
+        process = psutil.Popen([sys.executable, "-m", "walmere", "run", "-c", str(subscription.file)])
+        try:
+            while not subscription.running:
+                time.sleep(0.05)
+                assert process.poll() is None
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+    def wait(self, lsn: Lsn, process: psutil.Popen) -> None:
+        """Wait until the process has applied what committed after this LSN."""
+        while self.point() <= lsn:
+            time.sleep(0.01)
+            assert process.poll() is None
+
+    @property
+    def lake(self) -> Path:
+        return self.directory / "lake"
+
+    def point(self) -> Lsn:
+        """The LSN of the newest point; 0/0 if there is none."""
+        try:
+            return walmere.lake(self.lake).latest().lsn
+        except LakeError:
+            return INVALID_LSN
+
+    def path(self, table: str) -> Path:
+        return Path(self.sink().location(TableName("public", table)))
+
     def sink(self) -> DeltaSink:
-        return DeltaSink(str(self.directory / "lake"))
+        return DeltaSink(str(self.lake))
 
     def rows(self, table: str) -> int:
-        return int(self.sink().open(TableName("public", table)).to_pyarrow_dataset().count_rows())
+        counted = QueryBuilder().register("t", DeltaTable(self.path(table))).execute("SELECT count(*) AS n FROM t")
+        return int(pa.table(counted)["n"][0].as_py())
 
     def keep(self) -> Callable[[], None]:
         """Save all files as they are now. The returned function restores them."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 
 from bench.side_by_side import Run, timed
+from walmere.lsn import Lsn
 from walmere.testing.server import LOGICAL, Server, binaries
 
 SETTINGS = {**LOGICAL, "max_wal_size": "16GB", "shared_buffers": "'512MB'", "checkpoint_timeout": "'1h'"}
@@ -56,6 +57,10 @@ class Source:
         self.sql.execute("SELECT txid_current()")
         self.sql.execute("CHECKPOINT")
         return self.value("SELECT pg_current_wal_lsn()::text")
+
+    def mark(self) -> Lsn:
+        """Commit a transaction with a logical message. Returns an LSN before that commit, after all others."""
+        return Lsn.parse(self.value("SELECT pg_logical_emit_message(true, 'bench', '')::text"))
 
     def recvlogical(self, slot: str, publication: str, end: str) -> Run:
         """Run pg_recvlogical of the same version to /dev/null, over TCP."""
@@ -112,6 +117,8 @@ class Native:
         self.sql.execute(f"DROP TABLE IF EXISTS {table}; {create}".encode())
         if fill:
             self.sql.execute(fill.encode())
+            self.sql.execute(f"VACUUM (ANALYZE) {table}".encode())
+            self.sql.execute("CHECKPOINT")
         with self._source.copy_of(slot) as copy:
             began = time.perf_counter()
             options = f"copy_data = false, create_slot = false, slot_name = '{copy}'"

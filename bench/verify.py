@@ -21,7 +21,7 @@ import psutil
 from bench.ours import Ours, warm
 from bench.side_by_side import Report, Run
 from bench.snapshot import fill
-from bench.source import options, scratch_config, source
+from bench.source import options, source
 from walmere.api import Subscription
 
 MEMORY = 1 << 30
@@ -57,11 +57,7 @@ def main() -> None:
         report.facts["spark_start_seconds"], report.facts["warm_up_seconds"] = warm(made, Path(directory))
         ours = Ours(made, Path(directory) / "ours", "b")
         ours.run("b", made.end())
-        file = scratch_config(made.server, ours.directory, "b", "b")
-        following = subprocess.Popen([sys.executable, "-m", "walmere", "run", "-c", str(file)])
-        subscription = Subscription(file)
-        while not subscription.running:
-            time.sleep(0.1)
+        subscription = Subscription(ours.config_file())
         compared: list[float] = []
 
         def verify() -> Run:
@@ -72,16 +68,13 @@ def main() -> None:
             compared.extend(each.seconds for each in proof.tables)
             return Run(time.perf_counter() - began, 0, 0)
 
-        try:
+        with ours.process():
             verify(), made.two_copies("b")  # once without timing
             compared.clear()
             report.ratio(
                 f"verify of {rows:,} rows", 3, "two COPYs", lambda: made.two_copies("b"), verify, arguments.rounds
             )
-            alone = measured([sys.executable, "-m", "walmere", "verify", "-c", str(file)])
-        finally:
-            following.terminate()
-            following.wait()
+            alone = measured([sys.executable, "-m", "walmere", "verify", "-c", str(subscription.file)])
         report.facts["comparing_seconds"] = compared
         report.facts["command_seconds"] = round(alone.seconds, 2)
         report.value("memory of all processes", f"{alone.peak_bytes >> 20} MB", "≤ 1 GB", alone.peak_bytes <= MEMORY)

@@ -1,0 +1,96 @@
+"""Freshness: the time from a commit at the source until it is visible in the Delta table.
+
+It is measured without queries: every transaction writes its number, and the time just before it is sent is recorded.
+Afterwards, the data files that each version of the Delta table adds show which numbers it has, and its commit file when
+it was written.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import matplotlib as mpl
+import numpy as np
+import psycopg
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from matplotlib import pyplot
+
+mpl.use("agg")
+
+Times: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+Transaction: TypeAlias = Callable[[int], tuple[bytes, list[Any]]]
+"""The statement of a transaction and its parameters, by the number of the transaction."""
+
+
+@contextmanager
+def writing(dsn: str, transaction: Transaction, count: int, rate: int) -> Iterator[Future[Times]]:
+    """Write transactions at a constant rate. Yields the time of each, when all are written."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # no lock shared with the driver
+        pool.submit(_ready).result()  # starting the process takes a second
+        yield pool.submit(_write, dsn, transaction, count, rate)
+
+
+def _ready() -> None:
+    """Do nothing."""
+
+
+def _write(dsn: str, transaction: Transaction, count: int, rate: int) -> Times:
+    """Write the transactions, numbered in commit order."""
+    sent = np.empty(count)
+    began = time.time()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for number in range(count):
+            time.sleep(max(0.0, began + number / rate - time.time()))
+            sent[number] = time.time()
+            connection.execute(*transaction(number))
+    return sent
+
+
+def visible(table: Path, count: int) -> Times:
+    """The time at which each transaction became visible: that of the first version with its number or a later one.
+
+    A row that no transaction has written has a number below 0.
+    """
+    when = np.full(count, np.inf)
+    done = 0
+    seen: set[str] = set()
+    for commit in sorted((table / "_delta_log").glob("*.json")):
+        adds = [
+            action["add"]["path"] for line in commit.read_text().splitlines() if "add" in (action := json.loads(line))
+        ]
+        # a file that gets a deletion vector is added again, with the same path
+        newest = max((_newest(table / unquote(path)) for path in adds if path not in seen), default=-1)
+        seen.update(adds)
+        if newest >= done:
+            when[done : newest + 1] = commit.stat().st_mtime
+            done = newest + 1
+    return when
+
+
+def _newest(file: Path) -> int:
+    newest = pc.max(pq.read_table(file, columns=["number"])["number"]).as_py()
+    return -1 if newest is None else int(newest)
+
+
+def plot(sent: Times, delay: Times, path: Path) -> None:
+    """Plot the delay over time, and its distribution."""
+    figure, (over_time, spread) = pyplot.subplots(1, 2, figsize=(11, 4), width_ratios=[2, 1], layout="constrained")
+    over_time.plot(sent, delay, ".", markersize=1)
+    over_time.set(xlabel="seconds since the first transaction", ylabel="source commit → visible, s", ylim=(0, None))
+    spread.plot(np.sort(delay), np.arange(1, len(delay) + 1) / len(delay) * 100)
+    spread.set(xlabel="source commit → visible, s", ylabel="% of transactions", xlim=(0, None))
+    for axes in (over_time, spread):
+        axes.grid(alpha=0.3)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    print(f"  plotted to {path}")
