@@ -249,6 +249,7 @@ class Launcher:
 
         process.terminate()
         work = {"the copies": stop_copies} | ({} if self._query is None else {"the apply query": self._query.stop})
+        work |= {} if self._upkeep is None else {"upkeep": self._upkeep.stop}
         threads = {
             what: threading.Thread(target=_ignore_errors, args=(stop,), daemon=True) for what, stop in work.items()
         }

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 INTERVAL: Final = 5.0
 """Seconds between two rounds."""
+_MAX_INTERVAL: Final = 300.0
+"""The same, after several failures."""
 VACUUM_INTERVAL: Final = 600.0
 """Seconds between two vacuums of a table that is written to."""
 _HOUR: Final = 3600.0
@@ -51,6 +53,9 @@ class Tasks(Protocol):
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """The function's result for each item."""
+
+    def cancel(self) -> None:
+        """Cancel what is running. Its caller gets an error."""
 
 
 @dataclass(slots=True)
@@ -90,19 +95,22 @@ class UpkeepScheduler:
         self._replace_files = replace_files
         self._rewritten = BytesPerHour()
         self._written: dict[str, BytesPerHour] = {}
-        self._seen: dict[str, tuple[int, int]] = {}  # by name: the version of the last look, and bytes written by then
+        self._written_before: dict[str, int] = {}  # by name: see `Extent.written`
         self._recorded: dict[str, int | None] = {}  # by name: the version in the table's state
         self._vacuumed: dict[str, float] = {}
         self._waits: dict[str, str] = {}
         self._next_round = 0.0
         self._round: Future[None] | None = None
+        self._failures = 0
+        self._committing = threading.Lock()
+        self._stopped = False
 
     def poll(self, sink: Sink, executor: Executor) -> None:
         """Start a round if it is time to."""
         if self._round is not None and not self._round.done():
             return
         if self._round is not None:
-            self._next_round = time.monotonic() + INTERVAL
+            self._next_round = time.monotonic() + min(INTERVAL * 2**self._failures, _MAX_INTERVAL)
             self._round = None
         if time.monotonic() >= self._next_round:
             self._round = executor.submit(self.round, sink)
@@ -111,10 +119,19 @@ class UpkeepScheduler:
         """Look at the tables that have changed, and do what is to be done."""
         try:
             self._do_round(sink)
-        except WalmereError as error:
-            _log.warning("upkeep: %s: %s; it is retried", error.doing, error.wrong)
+            self._failures = 0
         except Exception as error:
-            _log.warning("upkeep: %r; it is retried", error)
+            self._failures += 1
+            self._recorded.clear()  # the next round looks at all tables
+            if not self._stopped:
+                wrong = f"{error.doing}: {error.wrong}" if isinstance(error, WalmereError) else repr(error)
+                _log.warning("upkeep of the tables has failed, and is retried: %s", wrong)
+
+    def stop(self) -> None:
+        """Cancel what is running. Nothing is committed after this returns."""
+        with self._committing:
+            self._stopped = True
+        self._tasks.cancel()
 
     def _do_round(self, sink: Sink) -> None:
         changed = [each for each in self._tables if each.follows and self._has_changed(each, sink)]
@@ -144,10 +161,10 @@ class UpkeepScheduler:
         extent = sink.extent(known.table)
         if extent is None:
             return False
-        version, written = self._seen.get(known.name, (-1, extent.written))
-        self._seen[known.name] = (extent.version, extent.written)
-        self._written.setdefault(known.name, BytesPerHour()).add(max(0, extent.written - written))
-        return extent.version != version or known.name in self._waits
+        before = self._written_before.get(known.name, extent.written)
+        self._written_before[known.name] = extent.written
+        self._written.setdefault(known.name, BytesPerHour()).add(max(0, extent.written - before))
+        return True
 
     def _rewrite(self, sink: Sink, work: Sequence[tuple[TableState, UpkeepWork]]) -> None:
         allowed = []
@@ -162,7 +179,9 @@ class UpkeepScheduler:
         for (known, _), result in zip(allowed, done, strict=True):
             by_table.setdefault(known.name, (known, []))[1].append(result)
         for known, results in by_table.values():
-            self._replace_files(known, results)
+            with self._committing:
+                if not self._stopped:
+                    self._replace_files(known, results)
 
     def _vacuum(self, sink: Sink, changed: Iterable[TableState]) -> None:
         if cuts.active(self._directory).at:
