@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -28,7 +29,7 @@ from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
-from walmere.sinks.delta import replay
+from walmere.sinks.delta import log_retention, replay
 from walmere.sinks.delta.replay import TableVersion
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
@@ -488,17 +489,50 @@ def test_a_checkpoint_is_durable_before_older_commits_are_deleted(
     begin(sink, rows(1, 2))
     synced: list[str] = []
     monkeypatch.setattr(Directory, "sync", lambda self, *names: synced.extend(names))
-    real = DeltaTable.cleanup_metadata
+    real = log_retention.clean_up
 
-    def cleanup(opened: DeltaTable) -> None:
-        assert synced[-2:] == [f"_delta_log/{opened.version():020d}.checkpoint.parquet", "_delta_log"]
+    def clean_up(directory: Directory, properties: Mapping[str, str]) -> None:
+        assert synced[-2:] == [f"_delta_log/{3:020d}.checkpoint.parquet", "_delta_log"]
         synced.append("cleaned up")
-        real(opened)
+        real(directory, properties)
 
-    monkeypatch.setattr(DeltaTable, "cleanup_metadata", cleanup)
+    monkeypatch.setattr(log_retention, "clean_up", clean_up)
     while sink.version(TABLE) < 3:
         do(sink, update(1))
     assert synced[-1] == "cleaned up"
+
+
+def test_the_last_version_of_a_table_that_has_rested_outlives_the_commit_that_replaces_it(sink: DeltaSink) -> None:
+    """Its commits are older than the log is kept, and a checkpoint of the new commit needs none of them."""
+    sink = DeltaSink(sink.path, properties={"delta.checkpointInterval": "5"})
+    begin(sink, rows(1, 2))
+    for last in (4, 9, 14):
+        while sink.version(TABLE) < last:
+            do(sink, update(1, str(sink.version(TABLE))))
+        before = rows_of(read_delta(sink.open(TABLE)))
+        for path in log(sink).iterdir():
+            os.utime(path, (time.time() - 9 * 86_400,) * 2)
+        assert do(sink, update(1, "new")) == last + 1
+        assert (log(sink) / f"{last + 1:020d}.checkpoint.parquet").exists()
+        assert rows_of(read_delta(sink.open(TABLE, last))) == before
+        forget()
+        check(sink)
+        check(sink, last)
+    names = {path.name for path in log(sink).glob("*.json")}
+    assert names == {f"{version:020d}.json" for version in range(10, 16)}, "and what it does not need is deleted"
+
+
+@pytest.mark.parametrize(
+    "properties", [{"delta.enableExpiredLogCleanup": "false"}, {"delta.logRetentionDuration": "interval 2 weeks"}]
+)
+def test_a_log_that_others_want_to_keep_is_kept(sink: DeltaSink, properties: dict[str, str]) -> None:
+    sink = DeltaSink(sink.path, properties={"delta.checkpointInterval": "5", **properties})
+    begin(sink, rows(1, 2))
+    for _ in range(12):
+        do(sink, update(1))
+        for path in log(sink).iterdir():
+            os.utime(path, (time.time() - 9 * 86_400,) * 2)
+    assert len(list(log(sink).glob("*.json"))) == sink.version(TABLE) + 1
 
 
 def test_a_table_of_which_only_the_checkpoint_is_left_is_read_and_continued(sink: DeltaSink) -> None:

@@ -83,7 +83,7 @@ def try_commit(
         return None
     interval = (found.properties.get(_CHECKPOINT_INTERVAL) or "").strip()
     if interval.isdigit() and int(interval) and version % int(interval) == 0:
-        _checkpoint(tables, table)
+        _checkpoint(tables, table, found.properties)
     return version
 
 
@@ -164,11 +164,11 @@ def switch_off_vectors(tables: DeltaTables, found: TableVersion) -> dict[str, st
     return {actions.VECTORS_PROPERTY: "false"}
 
 
-def _checkpoint(tables: DeltaTables, table: TableName) -> None:
+def _checkpoint(tables: DeltaTables, table: TableName, properties: Mapping[str, str]) -> None:
     """Write a checkpoint, and delete the commits that are no longer kept. If it fails, the next one does it."""
     with contextlib.suppress(DeltaError, OSError):
         opened = DeltaTable(tables.location(table), storage_options=tables.options)
         opened.create_checkpoint()
         # it takes the place of the commits that are deleted, so it must be durable before
         tables.directory(table).sync(f"{LOG}/{opened.version():020d}.checkpoint.parquet", LOG)
-        opened.cleanup_metadata()
+        log_retention.clean_up(tables.directory(table), properties)

@@ -146,7 +146,7 @@ def newest(directory: Directory) -> TableVersion | None:
 
 def at(directory: Directory, version: int) -> TableVersion:
     """An older version. Raises SinkMismatch if it cannot be read any more."""
-    _, known = _forward(directory, None, _load(directory, _checkpoints(directory.files(LOG), version)), version)
+    _, known = _forward(directory, None, _load(directory, checkpoints(directory.files(LOG), version)), version)
     if known.version < version:
         raise _unreadable(directory, f"version {known.version + 1} is not there")
     return known
@@ -156,7 +156,7 @@ def tombstones(directory: Directory, version: int) -> list[Mapping[str, Any]]:
     """The `remove` actions up to a version that the log still has."""
     found: list[Mapping[str, Any]] = []
     first = 0
-    for checkpoint in _checkpoints(directory.files(LOG), version):
+    for checkpoint in checkpoints(directory.files(LOG), version):
         with contextlib.suppress(*_DAMAGED):
             found = [content for _, contents in _parts(directory, checkpoint, ["remove"]) for content in contents]
             first = checkpoint[0] + 1
@@ -206,14 +206,14 @@ def _from_checkpoint(directory: Directory) -> tuple[_Stamp, TableVersion]:
     """
     for _ in range(_ATTEMPTS):  # another process may be cleaning up the log
         names = directory.files(LOG)
-        known = _load(directory, _checkpoints(names, None))
+        known = _load(directory, checkpoints(names, None))
         found = _forward(directory, directory.stamp(log_file(known.version)), known)
         if found[1].version >= max((int(match[1]) for match in map(_NUMBERED.match, names) if match), default=-1):
             return found
     raise _unreadable(directory, f"version {found[1].version + 1} is not there, or its checkpoint cannot be read")
 
 
-def _checkpoints(names: Iterable[str], upto: int | None) -> list[tuple[int, int]]:
+def checkpoints(names: Iterable[str], upto: int | None) -> list[tuple[int, int]]:
     """The whole checkpoints up to a version, newest first: the version and number of parts of each."""
     parts: dict[tuple[int, int], int] = {}
     for name in names:
