@@ -36,7 +36,7 @@ print(*sorted(name for name in set(sys.modules) - before if not name.startswith(
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert set(said) == {
         *("pyspark_pgoutput", "walmere", "walmere.errors", "walmere.lsn"),
-        *("walmere.source", "walmere.source.format"),
+        *("walmere.source", "walmere.source.format", "walmere.version"),
     }
 
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from conftest import Database
-from processes import write_config
+from processes import eventually, write_config
 from receiving import files, named_files, receive_all, summary
 from walmere.config import Config
 from walmere.lsn import Lsn
@@ -129,11 +129,11 @@ def test_a_cut_connection_is_made_again(database: Database, tmp_path: Path, star
                 "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
                 f" WHERE slot_name = '{database.slot}' AND active"
             )
+    eventually(lambda: "retry in" in (tmp_path / "receiver.log").read_text())
     receiver.terminate()
     assert receiver.wait(30) == 0
     receive_all(database, config)
     assert log_says(config) == source_says(database, f"truth_{database.name}")
-    assert "retry in" in (tmp_path / "receiver.log").read_text()
 
 
 def test_sigterm_ends_a_receiver_that_waits_for_open_transactions_to_create_its_slot(

@@ -24,7 +24,6 @@ from delta_rows import read_delta
 from mirror import Mirror
 from processes import eventually, walmere
 from receiving import receive_all, summary
-from walmere import running as run
 from walmere.apply.jobs import ApplyJob
 from walmere.apply.worker import apply_table
 from walmere.errors import SinkError, WalmereError
@@ -36,6 +35,7 @@ from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
 from walmere.spark.session import session
 from walmere.spark.tasks import SparkTasks
+from walmere.subscription import sink as subscription_sink
 from walmere.subscription.batches import Batches
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
@@ -47,7 +47,7 @@ def writing_by(sink: type[DeltaSink], mirror: Mirror) -> Iterator[None]:
     context = session("test", mirror.config.spark.master, mirror.config.spark.settings).sparkContext
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(context.environment, "PYTHONPATH", str(Path(attempts.__file__).parent))
-        patch.setattr(run, "DeltaSink", sink)
+        patch.setattr(subscription_sink, "DeltaSink", sink)
         yield
 
 

@@ -67,8 +67,7 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _tables(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    names = ("table", "phase", "copied", "applied", "lag", "rejects", "files", "deleted", "size", "written/h")
-    table = Table(*names, box=None, pad_edge=False)
+    table = Table("table", "phase", "copied", "applied", "lag", "rejects", box=None, pad_edge=False)
     for row in rows:
         table.add_row(
             escape(row["name"]),
@@ -77,10 +76,9 @@ def _tables(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
             row["applied_lsn"] or "–",
             "–" if row["lag_seconds"] is None else _seconds(row["lag_seconds"]),
             str(row["rejects"]),
-            *("–" if row[key] is None else str(row[key]) for key in ("files", "deleted_rows")),
-            *("–" if row[key] is None else _bytes(row[key]) for key in ("bytes", "written_bytes_per_hour")),
         )
     console.print(table)
+    _extents(console, [row for row in rows if row["files"] is not None])
     for row in rows:
         if row["upkeep_waits_for"] is not None:
             console.print(f"  {escape(row['name'])}: rewriting its files waits for {escape(row['upkeep_waits_for'])}")
@@ -101,6 +99,22 @@ def _lag(of: Mapping[str, Any]) -> str:
         return ", ".join(part for part in (size, _seconds(of["lag_seconds"])) if part)
     why = "" if of.get("receiver", {"running": True})["running"] else ": no receiver is running"
     return ", ".join(part for part in (size, f"seconds unknown{why}") if part)
+
+
+def _extents(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """How large the target's tables are."""
+    table = Table("table", "files", "size", "deleted rows", "written per hour", box=None, pad_edge=False)
+    for row in rows:
+        written = row["written_bytes_per_hour"]
+        table.add_row(
+            escape(row["name"]),
+            str(row["files"]),
+            _bytes(row["bytes"]),
+            str(row["deleted_rows"]),
+            "–" if written is None else _bytes(written),
+        )
+    if rows:
+        console.print(table)
 
 
 def _seconds(count: float) -> str:
