@@ -10,7 +10,7 @@ Tables in an object store are read by PyArrow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,37 +21,43 @@ from walmere.sinks.delta.snapshot import Pinned
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
+_FILE: Final = "file_index"
+_ROW: Final = "file_row_number"
+"""Columns that DuckDB adds to those of the files. A column of the table would hide them."""
+
 
 def relation(connection: DuckDBPyConnection, pinned: Pinned) -> DuckDBPyRelation:
     """All rows. The vectors are read now, everything else when it is needed."""
-    if not pinned.directory.local:
-        return connection.from_arrow(pinned.dataset())
     plain, marked = pinned.files()
+    hidden = {_FILE, _ROW} & {name.lower() for name in pinned.schema.names}
+    if not pinned.directory.local or hidden or not (plain or marked):
+        return connection.from_arrow(pinned.dataset())
     parts = []
     if plain:
-        parts.append(_files(connection, pinned, plain).project(_names(pinned.schema)))
+        parts.append(_files(connection, pinned, plain))
     if marked:
         rows = _files(connection, pinned, marked).set_alias("rows")
         vectors = connection.from_arrow(_vectors(pinned, marked)).project("file, deleted::BIT AS deleted")
         both = rows.join(vectors.set_alias("vectors"), "rows.file = vectors.file")
-        parts.append(both.filter("get_bit(deleted, row::INTEGER) = 0").project(_names(pinned.schema)))
-    if not parts:
-        return connection.from_arrow(pinned.schema.empty_table())
+        parts.append(both.filter("get_bit(deleted, row::INTEGER) = 0"))
+    names = ", ".join(f"c{number} AS {_identifier(name)}" for number, name in enumerate(pinned.schema.names))
+    parts = [part.project(names) for part in parts]
     return parts[0] if len(parts) == 1 else parts[0].union(parts[1])
 
 
 def _files(connection: DuckDBPyConnection, pinned: Pinned, files: Sequence[DataFile]) -> DuckDBPyRelation:
-    """All rows of some files, with the numbers of file and row. Columns are numbered, so that no name is taken."""
+    """All rows of some files, with the numbers of file and row. Columns are numbered, so that all names are free."""
+    paths = ", ".join(_text(f"{pinned.directory.location}/{file.name}") for file in files)
+    # Not `schema = …`, which opens no file in advance: DuckDB would then estimate that there is one row, and put the
+    # rows, not the vectors, into the hash table of the join.
+    source = f"read_parquet([{paths}], union_by_name = true, hive_partitioning = false)"
+    present = {name.lower() for name in connection.sql(f"FROM {source} LIMIT 0").columns}
     types = connection.from_arrow(pinned.schema.empty_table()).types
     columns = ", ".join(
-        f"{_text(name)}: {{name: 'c{number}', type: {_text(str(kind))}, default_value: NULL}}"
+        f"{_identifier(name) if name.lower() in present else 'NULL'}::{kind} AS c{number}"
         for number, (name, kind) in enumerate(zip(pinned.schema.names, types, strict=True))
     )
-    paths = ", ".join(_text(f"{pinned.directory.location}/{file.name}") for file in files)
-    return connection.sql(
-        f"SELECT *, file_index AS file, file_row_number AS row"  # noqa: S608
-        f" FROM read_parquet([{paths}], schema = MAP {{{columns}}}, hive_partitioning = false)"
-    )
+    return connection.sql(f"SELECT {columns}, {_FILE} AS file, {_ROW} AS row FROM {source}")  # noqa: S608
 
 
 def _vectors(pinned: Pinned, files: Sequence[DataFile]) -> pa.Table:
@@ -62,10 +68,6 @@ def _vectors(pinned: Pinned, files: Sequence[DataFile]) -> pa.Table:
         deleted[file.deleted_rows(pinned.directory)] = True
         vectors.append(np.packbits(deleted).tobytes())
     return pa.table({"file": pa.array(range(len(files)), pa.uint64()), "deleted": pa.array(vectors, pa.binary())})
-
-
-def _names(schema: pa.Schema) -> str:
-    return ", ".join(f"c{number} AS {_identifier(name)}" for number, name in enumerate(schema.names))
 
 
 def _identifier(name: str) -> str:
