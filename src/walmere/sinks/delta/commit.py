@@ -22,17 +22,14 @@ from walmere.errors import SinkConflict
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
-from walmere.sinks.delta import actions, log_retention
-from walmere.sinks.delta.files import DataFile
-from walmere.sinks.delta.log import MARK
+from walmere.sinks.delta import actions, history, log_retention
+from walmere.sinks.delta.files import DataFile, count
 from walmere.sinks.delta.replay import LOG, TableVersion, log_file
 from walmere.sinks.delta.schema import delta_schema
 from walmere.sinks.delta.tables import DeltaTables
 from walmere.sinks.delta.vectors import Vector
-from walmere.version import __version__
 
 ATTEMPTS: Final = 10
-ENGINE: Final = f"walmere/{__version__}"
 _CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
 
 
@@ -47,7 +44,8 @@ class Change:
     schema: pa.Schema | None = None  # new columns; None: they stay
     properties: Mapping[str, str] = field(default_factory=dict)  # table properties to set
     operation: str = "APPLY"
-    metrics: Mapping[str, int] = field(default_factory=dict)  # for the table's history
+    parameters: Mapping[str, str] = field(default_factory=dict)  # for the table's history
+    metrics: Mapping[str, int] = field(default_factory=dict)
 
 
 def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[TableVersion], Change]) -> int:
@@ -96,20 +94,6 @@ def put(tables: DeltaTables, table: TableName, version: int, lines: Sequence[Map
         raise tables.not_writable(f"committing to the Delta table {table}", error) from error
 
 
-def commit_info(operation: str, metrics: Mapping[str, int], more: Mapping[str, str]) -> dict[str, Any]:
-    """What the history of the table says about a commit."""
-    return {
-        "commitInfo": {
-            "timestamp": time.time_ns() // 1_000_000,
-            "operation": operation,
-            "operationParameters": {},
-            "operationMetrics": {name: str(value) for name, value in metrics.items()},
-            "engineInfo": ENGINE,
-            **{f"{MARK}{name}": value for name, value in more.items()},
-        }
-    }
-
-
 def _actions(
     tables: DeltaTables, table: TableName, found: TableVersion, change: Change, lsn: Lsn | None
 ) -> list[dict[str, Any]]:
@@ -117,11 +101,7 @@ def _actions(
     data_change = lsn is not None or change.schema is not None
     marked = {path: vector for path, vector in change.marked.items() if path in found.adds}
     removed = list(found.adds) if change.mode is OVERWRITE else [*change.removed, *marked]
-    about = {"tidy": "true"} if lsn is None else {"lsn": str(lsn)}
-    reached = tables.lsn_of(found)
-    if lsn is not None and reached is not None:
-        about["lsn_before"] = str(reached)
-    lines = [commit_info(change.operation, change.metrics, about)]
+    lines = [_commit_info(tables, table, found, change, lsn)]
     if lsn is not None:
         lines.append({"txn": {"appId": tables.app_id, "version": int(lsn), "lastUpdated": now}})
     lines += _definition(tables, found, change)
@@ -131,6 +111,21 @@ def _actions(
         lines.append(actions.mark(found.adds[path], vector, rows, data_change=data_change))
     lines += [actions.add(file, change.marked.get(file.path), now, data_change=data_change) for file in change.added]
     return lines
+
+
+def _commit_info(
+    tables: DeltaTables, table: TableName, found: TableVersion, change: Change, lsn: Lsn | None
+) -> dict[str, Any]:
+    if lsn is None:
+        return history.commit_info(change.operation, change.parameters, change.metrics, {"tidy": "true"})
+    parameters, metrics = {history.TO: str(lsn), **change.parameters}, dict(change.metrics)
+    marks = {"lsn": str(lsn)}
+    reached = tables.lsn_of(found)
+    if reached is not None:
+        parameters[history.FROM] = marks["lsn_before"] = str(reached)
+    if change.mode is OVERWRITE:
+        metrics[history.DELETED] = count(tables.directory(table), found.files)
+    return history.commit_info(change.operation, parameters, metrics, marks)
 
 
 def _definition(tables: DeltaTables, found: TableVersion, change: Change) -> list[dict[str, Any]]:

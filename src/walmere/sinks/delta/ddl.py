@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from walmere.names import TableName
 from walmere.owner import owned_by_another
 from walmere.sinks.base import OVERWRITE, Run, StagedFile
 from walmere.sinks.delta import actions, log_retention
-from walmere.sinks.delta.commit import ATTEMPTS, Change, commit_info, put, try_commit
+from walmere.sinks.delta.commit import ATTEMPTS, Change, put, try_commit
 from walmere.sinks.delta.files import DataFile
+from walmere.sinks.delta.history import commit_info
 from walmere.sinks.delta.replay import LOG, TableVersion
 from walmere.sinks.delta.schema import delta_schema, require_different_names
 from walmere.sinks.delta.tables import DeltaTables, owner_of
@@ -64,7 +66,7 @@ def _first_commit(tables: DeltaTables, table: TableName, schema: pa.Schema) -> l
         "createdTime": time.time_ns() // 1_000_000,
     }
     return [
-        commit_info("CREATE TABLE", {}, {"tidy": "true"}),
+        commit_info("CREATE TABLE", {}, {}, {"tidy": "true"}),
         {"protocol": actions.new_protocol(schema, vectors=tables.deletion_vectors)},
         {"metaData": metadata},
     ]
@@ -115,11 +117,13 @@ def evolve(
     if wanted.fields[: len(columns)] == columns and not any(
         isinstance(value, str) or value.is_valid for value in values[len(columns) :]
     ):
-        change = Change(schema=schema, operation="ADD COLUMNS")
+        parameters = {"columns": json.dumps(schema.names[len(columns) :], ensure_ascii=False)}
+        change = Change(schema=schema, operation="ADD COLUMNS", parameters=parameters)
     else:
         restage = _Restage(tables, table, found.arrow_schema, schema, tuple(values))
         staged = [file for some in run(restage, found.files) for file in some]
-        change = Change(staged, (), mode=OVERWRITE, schema=schema, operation="REPLACE COLUMNS")
+        parameters = {"columns": json.dumps(schema.names, ensure_ascii=False)}
+        change = Change(staged, (), mode=OVERWRITE, schema=schema, operation="REPLACE COLUMNS", parameters=parameters)
     version = try_commit(tables, table, found, change, None)
     if version is None:
         raise SinkConflict(doing, "another program committed at the same time")

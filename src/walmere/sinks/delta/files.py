@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -81,6 +81,11 @@ class DataFile:
                 keep[without[begin:end] - group.first] = False
                 table = table.filter(pa.array(keep))
             yield table
+
+
+def count(directory: Directory, files: Iterable[DataFile]) -> int:
+    """The number of rows of some files, without deleted ones."""
+    return sum(file.rows(directory) - file.deleted for file in files)
 
 
 def is_in(rows: I64, others: I64) -> Mask:

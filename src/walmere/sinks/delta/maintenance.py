@@ -161,12 +161,22 @@ def replace(tables: DeltaTables, table: TableName, done: Sequence[Rewritten]) ->
             dict(zip(marked, written, strict=True)),
             properties={} if left or marked else switch_off_vectors(tables, found),
             operation="OPTIMIZE",
-            metrics={"numRemovedFiles": len(removed), "numAddedFiles": len(added)},
+            metrics={
+                "numRemovedFiles": len(removed),
+                "numRemovedBytes": sum(found.adds[path]["size"] for path in removed),
+                "numAddedFiles": len(added),
+                "numAddedBytes": sum(file.size for file in added),
+                "numRowsPurged": _deleted(found, removed) - sum(len(rows) for rows in marked.values()),
+            },
         )
         version = try_commit(tables, table, found, change, None)
         if version is not None:
             return version
     return None
+
+
+def _deleted(found: TableVersion, paths: Sequence[str]) -> int:
+    return sum(DataFile.from_action(found.adds[path]).deleted for path in paths)
 
 
 def _deleted_since(tables: DeltaTables, found: TableVersion, done: Rewritten) -> I64 | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from walmere.errors import SinkConflict
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import Net, StagedFile
-from walmere.sinks.delta import vectors
+from walmere.sinks.delta import history, vectors
 from walmere.sinks.delta.commit import Change
 from walmere.sinks.delta.files import DataFile
 from walmere.sinks.delta.hits import fill_carried, take_counted
@@ -32,10 +31,6 @@ from walmere.sinks.delta.replay import TableVersion
 from walmere.sinks.delta.tables import DeltaTables
 from walmere.sinks.row_index import I64, RowIndex, one_array
 
-INSERTED: Final = "numRowsInserted"
-UPDATED: Final = "numRowsUpdated"
-DELETED: Final = "numRowsDeleted"
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -44,7 +39,7 @@ class Found:
     lsn: Lsn | None  # of the table, when the rows were found
     staged: Sequence[StagedFile] = ()
     deleted: Mapping[str, I64] = field(default_factory=dict)  # by the path of their file
-    metrics: Mapping[str, int] = field(default_factory=dict)
+    metrics: Mapping[str, int] = field(default_factory=history.rows)
 
 
 def find(
@@ -70,11 +65,7 @@ def find(
         staged = before.staged
     which = np.concatenate([np.zeros(0, np.int64), *(hit.which for hit in hits)])
     updated = len(np.unique(which[which >= len(net.deletes)]))
-    metrics = {
-        INSERTED: len(appends) + len(upserts) - updated,
-        UPDATED: updated,
-        DELETED: int((which < len(net.deletes)).sum()),
-    }
+    metrics = history.rows(len(appends) + len(upserts) - updated, updated, int((which < len(net.deletes)).sum()))
     return Found(tables.lsn_of(version), staged, {hit.file.path: hit.places for hit in hits}, metrics)
 
 
@@ -101,7 +92,7 @@ def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: 
         else:
             marked[path] = rows
     written = vectors.write(directory, list(marked.values()))
-    metrics = {name: sum(part.metrics.get(name, 0) for part in parts) for name in (INSERTED, UPDATED, DELETED)}
+    metrics = {name: sum(part.metrics[name] for part in parts) for name in history.rows()}
     return Change(
         [file for part in parts for file in part.staged],
         removed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,9 +12,8 @@ from walmere.bins import bins
 from walmere.names import TableName
 from walmere.sinks.base import TableScan
 from walmere.sinks.delta import replay
-from walmere.sinks.delta.files import DataFile
+from walmere.sinks.delta.files import DataFile, count
 from walmere.sinks.delta.tables import DeltaTables
-from walmere.storage import Directory
 
 SCAN_BYTES: Final = 32 << 20
 """The size of the files that one task reads, about."""
@@ -38,11 +37,6 @@ def scan(tables: DeltaTables, table: TableName, version: int, at_least: int) -> 
     pieces = bins(files, lambda file: file.size, size)
     rows = count(directory, files)
     return TableScan(schema, rows, [FilePiece(table, schema, tuple(some)) for some in pieces])
-
-
-def count(directory: Directory, files: Iterable[DataFile]) -> int:
-    """The number of rows of some files."""
-    return sum(file.rows(directory) - file.deleted for file in files)
 
 
 def read(tables: DeltaTables, piece: FilePiece, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,9 @@
     maintenance   joins and purges files, and deletes old ones; `log_retention` keeps the log long enough
     scan          read a version in pieces
     points        which versions belong together, for readers of the lake
+    history       what the table's history says about a commit
     log           commits of other programs that have changed rows
+    snapshot      a version for readers of the lake; `dataset` is PyArrow's
 
 `deltalake` has a MERGE, and we do not use it. In our measurements it takes more time and CPU. It joins many files into
 one, so that the next change of a single row rewrites the whole table. It cannot remove one of several equal rows (a
@@ -45,8 +47,9 @@ from walmere.sinks.base import (
     Upkeep,
     run_here,
 )
-from walmere.sinks.delta import ddl, maintenance, merge, points, scan
+from walmere.sinks.delta import ddl, history, maintenance, merge, points, scan
 from walmere.sinks.delta.commit import Change, commit, switch_off_vectors
+from walmere.sinks.delta.files import count
 from walmere.sinks.delta.key_index import KeyIndex
 from walmere.sinks.delta.log import changed_by_others
 from walmere.sinks.delta.replay import TableVersion
@@ -127,7 +130,7 @@ class DeltaSink(DeltaTables):
     ) -> int:
         """Make staged files part of the table, all at once, with this LSN; with OVERWRITE, also with these columns."""
         operation = "COPY" if mode is OVERWRITE else "APPLY"
-        metrics = {merge.INSERTED: sum(file.rows for file in staged)}
+        metrics = history.rows(sum(file.rows for file in staged))
         change = Change(staged, mode=mode, schema=schema, operation=operation, metrics=metrics)
         return commit(self, table, lsn, lambda found: self._switched(found, change))
 
@@ -155,7 +158,7 @@ class DeltaSink(DeltaTables):
             return merge.find(self, table, found, net, identity, None)
         index = self._index(table, found.arrow_schema, identity) if identity.keyed else None
         staged = self.write(table, found.arrow_schema, [net.appends], index)
-        return merge.Found(self.lsn_of(found), staged, metrics={merge.INSERTED: len(net.appends)})
+        return merge.Found(self.lsn_of(found), staged, metrics=history.rows(len(net.appends)))
 
     def commit_changes(self, table: TableName, parts: Sequence[merge.Found], lsn: Lsn) -> int:
         """Bring the table to this LSN, by what tasks have staged."""
@@ -167,7 +170,9 @@ class DeltaSink(DeltaTables):
         schema = self.current(table).arrow_schema
         index = self._index(table, schema, identity) if identity.keyed else None
         staged = self.write(table, schema, [net.upserts, net.appends], index)
-        change = Change(staged, mode=mode, metrics={merge.INSERTED: sum(file.rows for file in staged)})
+        parameters = {"truncate": "true"} if net.truncate else {}
+        metrics = history.rows(sum(file.rows for file in staged))
+        change = Change(staged, mode=mode, parameters=parameters, metrics=metrics)
         return commit(self, table, lsn, lambda found: self._switched(found, change))
 
     def _switched(self, found: TableVersion, change: Change) -> Change:
@@ -180,11 +185,8 @@ class DeltaSink(DeltaTables):
     def _rewrite(self, table: TableName, found: TableVersion, net: Net, identity: Identity) -> Change:
         old = Files(self.directory(table), found.arrow_schema, found.files, self.file_size)
         new = rewrite(old, net, identity)
-        metrics = {
-            merge.INSERTED: len(net.appends) + len(net.upserts) - new.replaced,
-            merge.UPDATED: new.replaced,
-            merge.DELETED: new.hits - new.replaced,
-        }
+        added = len(net.appends) + len(net.upserts)
+        metrics = history.rows(added - new.replaced, new.replaced, new.hits - new.replaced)
         removed = [file.path for file in new.removed]
         return Change(new.added, removed, properties=switch_off_vectors(self, found), metrics=metrics)
 
@@ -194,7 +196,7 @@ class DeltaSink(DeltaTables):
         if found is None:
             return None
         files = found.files
-        rows = scan.count(self.directory(table), files)
+        rows = count(self.directory(table), files)
         size, deleted = sum(file.size for file in files), sum(file.deleted for file in files)
         return Extent(found.version, len(files), size, rows, deleted, found.written)
 
@@ -227,7 +229,7 @@ class DeltaSink(DeltaTables):
     def count(self, table: TableName) -> int:
         """The number of rows; 0 if the table does not exist."""
         found = self.newest(table)
-        return 0 if found is None else scan.count(self.directory(table), found.files)
+        return 0 if found is None else count(self.directory(table), found.files)
 
     def version(self, table: TableName) -> int:
         """The newest version of the table."""
