@@ -17,10 +17,12 @@ import pytest
 from delta_rows import read_delta
 from sinks.histories import Change, rows_of, typed
 from walmere.apply.fold import fold
-from walmere.errors import SinkConflict, WalmereError
+from walmere.errors import SinkConflict, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Net, Upkeep
+from walmere.sinks.delta import key_index
+from walmere.sinks.delta.key_index import KeyIndex
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.storage import Directory
 
@@ -252,3 +254,62 @@ def test_an_attempt_that_is_overtaken_by_new_columns_is_refused_or_right(sink: D
     sink.evolve(TABLE, wider, [*SCHEMA.names, pa.scalar(None, pa.int64())])
     assert "have the columns" in str(wake())
     assert (sink.applied(TABLE), content(sink)) == (Lsn(100), [(key, 0) for key in range(5)])
+
+
+def replace_and_delete_files(sink: DeltaSink) -> None:
+    """Upkeep, and a vacuum that keeps nothing."""
+    sink.optimize(TABLE, BY_ID, Upkeep(deleted_share=0))
+    replace(sink, keep_seconds=0).vacuum(TABLE)
+
+
+def many(first: int) -> list[Change]:
+    """So many that their vector is in a file."""
+    return [delete(key) for key in range(first, 900, 3)]
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_batch_whose_files_are_replaced_and_deleted_while_it_reads_them_is_retried(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, in_parts: bool
+) -> None:
+    sink = replace(sink, index=None)
+    begin(sink, rows(*range(900)))
+    do(sink, *many(0), lsn=200)
+    real = KeyIndex.find
+    calls: list[int] = []
+
+    def find(self: KeyIndex, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            replace_and_delete_files(sink)
+        return real(self, *args)
+
+    monkeypatch.setattr(KeyIndex, "find", find)
+    if in_parts:
+        with pytest.raises(SinkConflict, match="does not exist") as caught:
+            sink.stage_changes(TABLE, net(*many(1)), BY_ID)
+        assert caught.value.transient
+        sink.commit_changes(TABLE, [sink.stage_changes(TABLE, net(*many(1)), BY_ID)], Lsn(300))
+    else:
+        do(sink, *many(1), lsn=300)
+    assert content(sink) == [(key, 0) for key in range(2, 900, 3)]
+
+
+@pytest.mark.parametrize("which", ["data", "vector"])
+def test_a_file_that_was_deleted_by_somebody_is_named(sink: DeltaSink, which: str) -> None:
+    sink = replace(sink, index=None)
+    begin(sink, rows(*range(900)))
+    do(sink, *many(0), lsn=200)
+    [file] = sink.current(TABLE).files
+    name = file.name if which == "data" else file.vector.path if file.vector else None
+    assert name is not None
+    key_index._open.__init__()  # type: ignore[misc]  # as in another process
+    Path(sink.location(TABLE), name).unlink()
+    attempts: list[Callable[[], object]] = [
+        lambda: do(sink, *many(1), lsn=300),
+        lambda: sink.stage_changes(TABLE, net(*many(1)), BY_ID),
+        lambda: do(replace(sink, deletion_vectors=False), *many(1), lsn=300),
+    ]
+    for attempt in attempts:
+        with pytest.raises(SinkMismatch, match=name) as caught:
+            attempt()
+        assert "copy the table again" in str(caught.value)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from walmere.errors import SinkConflict
+from walmere.errors import SinkConflict, SinkError, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
@@ -57,7 +57,13 @@ def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[Ta
         reached = tables.lsn_of(found)
         if reached is not None and reached >= lsn:
             return found.version
-        version = try_commit(tables, table, found, change(found), lsn)
+        try:
+            wanted = change(found)
+        except FileNotFoundError as error:
+            if not (missing := missing_file(tables, table, found, error)).transient:
+                raise missing from error
+            continue
+        version = try_commit(tables, table, found, wanted, lsn)
         if version is not None:
             return version
     raise SinkConflict(
@@ -65,6 +71,14 @@ def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[Ta
         f"another program committed first, {ATTEMPTS} times in a row",
         "if another program writes to the table, stop it: a mirror has one writer",
     )
+
+
+def missing_file(tables: DeltaTables, table: TableName, found: TableVersion, error: FileNotFoundError) -> SinkError:
+    """The error for a file that a version of a table should have: upkeep may have replaced and deleted it meanwhile."""
+    doing, wrong = f"reading the Delta table {table}", f"a file of it does not exist: {error}"
+    if tables.current(table).version != found.version:
+        return SinkConflict(doing, wrong, "the batch is retried")
+    return SinkMismatch(doing, wrong, "another program has deleted it; let the subscription copy the table again")
 
 
 def try_commit(

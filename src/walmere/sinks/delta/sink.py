@@ -48,7 +48,7 @@ from walmere.sinks.base import (
     run_here,
 )
 from walmere.sinks.delta import ddl, history, maintenance, merge, points, scan
-from walmere.sinks.delta.commit import Change, commit, switch_off_vectors
+from walmere.sinks.delta.commit import Change, commit, missing_file, switch_off_vectors
 from walmere.sinks.delta.files import count
 from walmere.sinks.delta.key_index import KeyIndex
 from walmere.sinks.delta.log import changed_by_others
@@ -155,7 +155,10 @@ class DeltaSink(DeltaTables):
         """Do all but the commit of `apply`, for a part of a batch, from within a task."""
         found = self.current(table)
         if not net.append_only:
-            return merge.find(self, table, found, net, identity, None)
+            try:
+                return merge.find(self, table, found, net, identity, None)
+            except FileNotFoundError as error:
+                raise missing_file(self, table, found, error) from error
         index = self._index(table, found.arrow_schema, identity) if identity.keyed else None
         staged = self.write(table, found.arrow_schema, [net.appends], index)
         return merge.Found(self.lsn_of(found), staged, metrics=history.rows(len(net.appends)))
