@@ -41,6 +41,13 @@ from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 
 
+def batches_since(mirror: Mirror, table: str, version: int) -> int:
+    """How many batches were committed after a version. Upkeep may have committed too."""
+    history = [each for each in mirror.delta(table).history() if each["version"] > version]
+    assert {each["operation"] for each in history} <= {"APPLY", "OPTIMIZE"}
+    return sum(each["operation"] == "APPLY" for each in history)
+
+
 @contextmanager
 def writing_by(sink: type[DeltaSink], mirror: Mirror) -> Iterator[None]:
     """Runs write to the lake by this sink, which Spark's workers import."""
@@ -100,7 +107,7 @@ def test_a_task_that_fails_when_its_work_is_done_is_tried_again_and_doubles_noth
     assert {name[-1] for name in attempts.seen(tmp_path / "lake") if name.startswith("apply t")} == {"0"}, (
         "the second attempt found it done, and came no further"
     )
-    assert mirror.delta("t").version() == before + 1
+    assert batches_since(mirror, "t", before) == 1
     lsns = transactions(mirror, "t")
     assert lsns == sorted(set(lsns))
     mirror.assert_equal("t")
@@ -124,7 +131,7 @@ def test_tasks_that_share_a_large_batch_are_tried_again_and_are_one_commit(
     tried = attempts.seen(tmp_path / "lake")
     assert len(tried) == 4, "two tasks, two attempts each"
     assert [name[-1] for name in tried] == ["0", "1", "0", "1"]
-    assert mirror.delta("t").version() == before + 1
+    assert batches_since(mirror, "t", before) == 1
     lsns = transactions(mirror, "t")
     assert lsns == sorted(set(lsns))
     mirror.assert_equal("t")
@@ -146,14 +153,21 @@ def test_two_tasks_that_apply_one_batch_at_once_are_one_commit(database18: Datab
     with writing_by(attempts.MeetsItsTwin, mirror):
         sink = pickle.dumps(attempts.MeetsItsTwin(str(tmp_path / "lake")))
         batches = Batches(mirror.config.subscription.directory, sink, 1)
-        [_, job] = batches.plan(batches.latest())
+        planned: list[Any] = []
+
+        def is_planned() -> bool:  # a batch may wait for more changes
+            planned[:] = batches.plan(batches.latest())
+            return len(planned) == 2
+
+        eventually(is_planned)
+        job = planned[1]
         assert isinstance(job, ApplyJob)
         tasks = SparkTasks(session("test", mirror.config.spark.master, {}), "test")
         results = tasks.map(apply_table, [job, job])
     assert len(attempts.seen(tmp_path / "lake")) == 2
     assert {each.version for each in results} == {before + 1}
     mirror.run_once()
-    assert mirror.delta("t").version() == before + 1
+    assert batches_since(mirror, "t", before) == 1
     mirror.assert_equal("t")
 
 
@@ -179,7 +193,7 @@ def test_two_attempts_at_once_by_speculation_are_one_commit(database18: Database
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr
     assert [name[-1] for name in attempts.seen(tmp_path / "lake")] == ["0", "1"]
-    assert mirror.delta("t").version() == before + 1
+    assert batches_since(mirror, "t", before) == 1
     lsns = transactions(mirror, "t")
     assert lsns == sorted(set(lsns))
     assert len(rejects(mirror, "t")) == 1
