@@ -144,3 +144,31 @@ def test_upkeep_has_files_bytes_and_purged_rows(sink: DeltaSink) -> None:
     assert metrics["numRemovedFiles"] - metrics["numAddedFiles"] == before.files - after.files > 0
     assert metrics["numRemovedBytes"] - metrics["numAddedBytes"] == before.bytes - after.bytes
     assert metrics["numRowsPurged"] == before.deleted - after.deleted == before.deleted
+
+
+def test_the_change_feed_has_the_changed_rows_and_upkeep_is_not_in_it(tmp_path: Path) -> None:
+    """As `deltalake` reads it; a story has Spark."""
+    sink = DeltaSink(str(tmp_path / "lake"))
+    sink.create(TABLE, SCHEMA)
+    copy(sink, 10, range(2000))
+    DeltaTable(sink.location(TABLE)).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    features = set(DeltaTable(sink.location(TABLE)).protocol().writer_features or ())
+    assert features >= {"changeDataFeed", "deletionVectors"}
+    first = sink.version(TABLE) + 1
+    apply(sink, 20, update(1), delete(2), insert(5000))
+    apply(sink, 30, *[delete(key) for key in range(100, 2000, 3)])
+    assert sink.optimize(TABLE, BY_ID, Upkeep(deleted_share=0.01)) is not None
+    apply(sink, 40, update(1))
+
+    found = pa.table(DeltaTable(sink.location(TABLE)).load_cdf(starting_version=first).read_all())
+    changes = zip(*(found[name].to_pylist() for name in ("_commit_version", "_change_type", "id", "text")), strict=True)
+    assert sorted(changes) == [
+        (first, "delete", 1, "x"),
+        (first, "delete", 2, "x"),
+        (first, "insert", 1, "new"),
+        (first, "insert", 5000, "x"),
+        *[(first + 1, "delete", key, "x") for key in range(100, 2000, 3)],
+        (first + 3, "delete", 1, "new"),
+        (first + 3, "insert", 1, "new"),
+    ]
+    assert set(DeltaTable(sink.location(TABLE)).protocol().writer_features or ()) == features
