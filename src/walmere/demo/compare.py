@@ -58,9 +58,8 @@ class TableComparison:
 def compare(connection: Connection, lake: Path, name: str) -> TableComparison:
     """Compare one table of the shop. The writers must have stopped."""
     opened = DeltaTable(lake / SCHEMA / name)
-    target = pa.table(QueryBuilder().register("t", opened).execute("SELECT * FROM t").read_all()).cast(
-        pa.schema(opened.schema().to_arrow())
-    )
+    found = QueryBuilder().register("t", opened).execute("SELECT * FROM t").read_all()
+    target = pa.table(found).cast(pa.schema(opened.schema().to_arrow()))
     columns = [
         column
         for (column,) in connection.execute(

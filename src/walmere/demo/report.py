@@ -111,16 +111,15 @@ class Report:
 
     def next_commands(self) -> list[tuple[str, str]]:
         """Commands to try, with descriptions. They work without the server."""
-        orders, carts = (self.place.lake / "public" / name for name in ("orders", "carts"))
-        by_status = f"DeltaTable('{orders}').to_pandas().groupby('status').total.agg(['count', 'sum'])"
-        versions = "[DeltaTable(t, version=v).count() for v in range(DeltaTable(t).version() + 1)]"
+        lake = f"import walmere; lake = walmere.lake('{self.place.lake}')"
+        by_status = "lake.latest().duckdb('orders').aggregate('status, count(*), sum(total)')"
+        by_point = "[len(point.arrow('carts')) for point in lake.points()]"
         python, log = _program("python"), _program("walmere") + f" log -c {_quoted(self.place.config_file)}"
-        imported = "from deltalake import DeltaTable"
         return [
-            ("the orders in the lake, by status", f"{python} -c {_quoted(f'{imported}; print({by_status})')}"),
+            ("the orders in the lake, by status", f"{python} -c {_quoted(f'{lake}; print({by_status})')}"),
             (
-                "time travel: the number of carts at each version; you can see the TRUNCATE",
-                f"""{python} -c {_quoted(f"{imported}; t = '{carts}'; print({versions})")}""",
+                "time travel: the number of carts at each point; you can see the TRUNCATE",
+                f"{python} -c {_quoted(f'{lake}; print({by_point})')}",
             ),
             ("the transactions of the change log", f"{log} --table products | head -n 20"),
         ]
