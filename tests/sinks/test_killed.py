@@ -6,9 +6,11 @@ once; and every version that can be read is still there.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import signal
 import time
@@ -25,6 +27,7 @@ from delta_rows import read_delta
 from sinks import killing
 from sinks.histories import Change, rows_of, typed
 from walmere.apply.fold import fold
+from walmere.errors import SinkConflict
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
@@ -150,6 +153,8 @@ SCENARIOS: dict[str, Scenario] = {
         rewriting,
     )
 }
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["sinks.test_killed"])  # a process begins with all modules
 OLD = 4
 """The versions before this one are too old to be read when vacuum has run."""
 LAST = 8
@@ -229,10 +234,8 @@ def prepare(history: tuple[Path, dict[int, Rows]], path: Path, scenario: Scenari
 
 def run_and_kill(scenario: Scenario, path: Path, kill_at: int) -> bool:
     """Run a scenario in a process that is killed at a step. Returns whether it survived."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["sinks.test_killed"])
     args = (pickle.dumps((scenario, sink_at(path))), str(path / "journal"), kill_at)
-    process = processes.Process(target=killing.run, args=args)
+    process = PROCESSES.Process(target=killing.run, args=args)
     process.start()
     process.join(60)
     assert process.exitcode in (0, -signal.SIGKILL)
@@ -324,3 +327,61 @@ def test_kill_9_at_every_step(tmp_path: Path, history: History, name: str) -> No
 @pytest.mark.parametrize("name", ["apply", "apply_in_parts", "copy", "upkeep", "create", "checkpoint", "rewriting"])
 def test_a_crash_of_the_machine_at_every_step(tmp_path: Path, history: History, name: str, power: str) -> None:
     kill_at_steps(prepare(history, tmp_path, SCENARIOS[name]), SCENARIOS[name], tmp_path, every=1, power=power)
+
+
+def batch(number: int) -> list[Change]:
+    """Deletes, updates and an insert, by the number of the batch alone."""
+    changes = [update(key, number) for key in range(number % 7, 400, 7)]
+    return [*changes, insert(10_000 + number), *([delete(10_000 + number - 3)] if number > 3 else [])]
+
+
+def after_batches(count: int) -> Rows:
+    model = dict.fromkeys(range(400), 0)
+    for number in range(1, count + 1):
+        model |= dict.fromkeys(range(number % 7, 400, 7), number)
+        model[10_000 + number] = 0
+        model.pop(10_000 + number - 3, None)
+    return sorted((key, n, f"text {key}") for key, n in model.items())
+
+
+def batches_without_end(sink: DeltaSink, begun: Any) -> None:
+    begun.wait()
+    while True:
+        number = int(sink.applied(TABLE) or 0) + 1
+        do(sink, *batch(number), lsn=number)
+
+
+def upkeep_without_end(sink: DeltaSink, begun: Any) -> None:
+    begun.wait()
+    while True:
+        with contextlib.suppress(SinkConflict):
+            upkeep(sink)
+            replace(sink, keep_seconds=0).vacuum(TABLE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("interval", ["100", "4"], ids=["few checkpoints", "many checkpoints"])
+def test_kill_9_at_random_moments_of_batches_and_upkeep_that_keeps_nothing(tmp_path: Path, interval: str) -> None:
+    path = tmp_path / "killed"
+    sink = replace(sink_at(path), properties={**PROPERTIES, "delta.checkpointInterval": interval})
+    sink.create(TABLE, SCHEMA)
+    sink.commit(TABLE, sink.stage(TABLE, rows(*range(400)).to_batches()), Lsn(0), OVERWRITE)
+    moments = random.Random(1)
+    for _ in range(25):
+        begun = PROCESSES.Barrier(3)
+        both = (batches_without_end, upkeep_without_end)
+        running = [PROCESSES.Process(target=each, args=(sink, begun)) for each in both]
+        for process in running:
+            process.start()
+        begun.wait(60)
+        for process in moments.sample(running, 2):
+            time.sleep(moments.uniform(0.05, 1.5))
+            assert process.exitcode is None
+            process.kill()
+            process.join(30)
+        applied = int(sink.applied(TABLE) or 0)
+        assert content(sink.location(TABLE)) == after_batches(applied)
+    assert applied > 50
+    batches_left = [do(sink, *batch(number), lsn=number) for number in range(applied + 1, applied + 4)]
+    assert len(batches_left) == 3
+    assert content(sink.location(TABLE)) == after_batches(applied + 3)
