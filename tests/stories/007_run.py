@@ -451,6 +451,9 @@ def test_a_run_that_is_told_to_end_does_not_wait_for_its_copies(database18: Data
 class TooSlow:
     """A query as Spark leaves it if the Python process of its source was not there within ten seconds."""
 
+    def __init__(self, interval: float) -> None:
+        pass
+
     def stop(self) -> None:
         pass
 
@@ -464,10 +467,10 @@ def test_a_query_that_spark_had_no_patience_with_is_started_again(database18: Da
     mirror.run_once()
     database18.execute("INSERT INTO t VALUES (1)")
     launcher = mirror.launcher()
-    starts = [launcher.apply.start, TooSlow, TooSlow]
+    starts: list[Callable[[float], Any]] = [launcher.apply.start, TooSlow, TooSlow]
 
-    def start() -> Any:
-        return starts.pop()()
+    def start(interval: float) -> Any:
+        return starts.pop()(interval)
 
     launcher.apply.start = start  # type: ignore[method-assign]
     launcher.run(insert_position(database18))

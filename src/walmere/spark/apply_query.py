@@ -182,8 +182,8 @@ class Apply:
         if changed:
             self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.entries())
 
-    def start(self) -> StreamingQuery:
-        """Start the query. It runs until stopped.
+    def start(self, interval: float = 0.0) -> StreamingQuery:
+        """Start the query. It runs until stopped. Batches begin at least `interval` seconds after each other.
 
         Each start has a new checkpoint, because the positions of the tables say where to continue. Spark does not fsync
         a checkpoint, and one that was damaged by a crash would make the start fail.
@@ -193,11 +193,11 @@ class Apply:
         self._error = None
         reserve_error(self._planner_error)
         try:
-            return self._start()
+            return self._start(interval)
         except Py4JJavaError as error:
             raise self.error or from_spark(error) from None
 
-    def _start(self) -> StreamingQuery:
+    def _start(self, interval: float) -> StreamingQuery:
         checkpoint = self._directory / paths.CHECKPOINT
         if checkpoint.is_dir() and not checkpoint.is_symlink():
             shutil.rmtree(checkpoint)
@@ -213,6 +213,7 @@ class Apply:
             .load()
         )
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
+        writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
         return writer.option("checkpointLocation", str(checkpoint)).start()
 
     def record_copies(self) -> None:

@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 CONCURRENT_COPIES: Final = 2
 """Tables that are copied at the same time. Each copy uses all cores."""
+BATCH_INTERVAL: Final = 0.5
+"""Seconds between the beginnings of two batches, at least, in a run without an end: each batch has a fixed cost."""
 MAX_STARTS: Final = 6
 """The run fails after this many starts of the query in a row that applied nothing."""
 STOP_TIMEOUT: Final = 6.0
@@ -82,8 +84,8 @@ class ApplyWorker(Protocol):
     def prepare(self, log_start: Lsn) -> None:
         """Compare state and target, and repair them. Call it under the run's lock, before anything is received."""
 
-    def start(self) -> Any:
-        """Start the query."""
+    def start(self, interval: float) -> Any:
+        """Start the query. Batches begin at least `interval` seconds after each other."""
 
     def record_copies(self) -> None:
         """In a run that needed no query: write to the ledger that all tables were copied at one LSN."""
@@ -323,7 +325,7 @@ class Launcher:
         """Start the query. Returns None if the start has to be retried."""
         self._applied_at_start = self.apply.applied
         try:
-            query: Query = self.apply.start()
+            query: Query = self.apply.start(BATCH_INTERVAL if until is None else 0.0)
         except Exception as error:  # Spark starts Python processes here, which can fail
             self._retry_or_raise(error, until)
             return None
