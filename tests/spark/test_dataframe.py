@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from pyspark.errors import SparkRuntimeException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
@@ -19,9 +21,10 @@ from sinks.vectors import delete_rows
 from walmere.errors import ConfigError, LakeError
 from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
-from walmere.names import TableName
-from walmere.sinks.base import OVERWRITE, StagedFile
+from walmere.names import Identity, TableName
+from walmere.sinks.base import OVERWRITE, Net, StagedFile
 from walmere.sinks.delta.sink import DeltaSink
+from walmere.spark import dataframe
 from walmere.spark.session import session
 
 TABLE = TableName("Odd schema", "_ta.ble 🐍")
@@ -159,6 +162,65 @@ def test_rows_that_a_deletion_vector_has_deleted_stay_so(
     delete_rows(sink, TABLE, file, 1, 3)
     found = assert_same(spark, publish(sink))
     assert found["id"].to_pylist() == ([0, 2, 4] if all_marked else [0, 2, 4, 10, 11])
+
+
+@pytest.mark.parametrize("limits", [{}, {"_MAX_ROWS": 3}, {"_MAX_FILES": 2}])
+def test_files_of_the_same_size_are_not_mistaken_and_filters_are_pushed_down(
+    spark: SparkSession, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(dataframe, name, value)
+    narrow = pa.schema([("id", pa.int64()), ("_metadata", pa.string())])
+    sink.create(TABLE, narrow)
+    files = []
+    for first in range(0, 60, 6):
+        # of two sizes, five files each
+        batch = pa.record_batch([pa.array(range(first, first + 6)), ["x" * (first % 12)] * 6], schema=narrow)
+        files += sink.stage(TABLE, [batch])
+    assert len({file.size for file in files}) < len(files)
+    sink.commit(TABLE, files, Lsn(1), OVERWRITE)
+    expected = set(range(60))
+    for number, file in enumerate(files):
+        delete_rows(sink, TABLE, file, *range(number % 6 + 1))
+        expected -= set(range(6 * number, 6 * number + number % 6 + 1))
+    point = publish(sink)
+    frame = point.dataframe(spark, TABLE.name)
+    for _ in range(2):
+        assert sorted(row.id for row in frame.collect()) == sorted(expected)
+    assert assert_same(spark, point).num_rows == frame.count() == len(expected)
+    few = frame.where("id between 10 and 20").select("id")
+    assert sorted(row.id for row in few.collect()) == sorted(expected & set(range(10, 21)))
+    assert "PushedFilters: [IsNotNull(id), GreaterThanOrEqual(id,10)" in str(few._jdf.queryExecution().toString())
+    frame.createOrReplaceTempView("marked")
+    joined = spark.sql("SELECT count(*) AS n FROM marked a JOIN marked b ON a.id = b.id WHERE a.id > (SELECT 9)")
+    assert joined.collect()[0].n == len([key for key in expected if key > 9])
+    assert frame.cache().count() == frame.rdd.count() == len(expected)
+    frame.unpersist()
+
+
+def test_a_file_of_another_size_than_in_the_log_is_an_error(spark: SparkSession, sink: DeltaSink) -> None:
+    [file] = put(sink, rows(0, 1, 2))
+    delete_rows(sink, TABLE, replace(file, size=file.size + 1), 1)
+    with pytest.raises(SparkRuntimeException, match="another size than in the table's log"):
+        publish(sink).dataframe(spark, TABLE.name).collect()
+
+
+def test_a_vector_that_is_gone_is_said_to_be(spark: SparkSession, sink: DeltaSink) -> None:
+    sink.create(TABLE, SCHEMA)
+    sink.commit(TABLE, sink.stage(TABLE, rows(*range(1000)).to_batches()), Lsn(1), OVERWRITE)
+    identity = Identity("d", ("id",))
+    keys = pa.table([pa.array(range(0, 1000, 3), pa.int64())], names=["id"])
+    empty = SCHEMA.empty_table()
+    sink.apply(TABLE, Net(False, keys, None, empty, (None,) * len(SCHEMA), None, empty), Lsn(2), identity)
+    point = publish(sink)
+    assert len(assert_same(spark, point)) == 666
+    for vector in Path(sink.location(TABLE), "_dv").iterdir():
+        vector.unlink()
+    for read in (lambda: point.dataframe(spark, TABLE.name), lambda: point.duckdb(TABLE.name)):
+        with pytest.raises(LakeError, match=r"or has been removed(.|\n)*keep_seconds"):
+            read()
+    with pytest.raises(LakeError, match="or has been removed"):
+        point.arrow(TABLE.name)
 
 
 def test_a_dataframe_stays_as_of_its_point_while_the_table_goes_on(spark: SparkSession, sink: DeltaSink) -> None:

@@ -201,13 +201,21 @@ class Point:
 
         from walmere.reads.relation import relation
 
-        return relation(connection or default_connection(), self._pinned(table))
+        pinned = self._pinned(table)
+        try:
+            return relation(connection or default_connection(), pinned)
+        except FileNotFoundError as error:
+            raise pinned.gone(error) from error
 
     def dataframe(self, spark: SparkSession, table: str) -> DataFrame:
         """The table as a Spark DataFrame. Spark reads the files of this version itself: it needs no jar."""
         from walmere.spark.dataframe import dataframe
 
-        return dataframe(spark, self._pinned(table))
+        pinned = self._pinned(table)
+        try:
+            return dataframe(spark, pinned)
+        except FileNotFoundError as error:
+            raise pinned.gone(error) from error
 
     def _pinned(self, table: str) -> Pinned:
         name = self._find(table)

@@ -1,23 +1,33 @@
 """A Delta table at one version as a DataFrame, without a jar.
 
-`deltalake` lists the files of that version, and Spark's own Parquet reader reads them: columns and filters are pushed
-down, batches stay columnar. A column that an older file does not have is NULL. Files with deletion vectors are read by
-Python tasks, which leave out the deleted rows.
+The log says which files that version has, and Spark's own Parquet reader reads them: columns and filters are pushed
+down, batches stay columnar. A column that an older file does not have is NULL.
+
+Rows that a deletion vector has deleted are filtered by their row number, `_metadata.row_index`. The filter has the
+vectors of all its files as one array of 64-bit words, with one bit per row, which it gets by a scalar subquery. In our
+measurements this takes less time than a join with the deleted positions, and it costs the same for few and for many of
+them. The file of a row is recognised by its size, because a hash of its name for every row costs more. Files of the
+same size are read by different filters.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
+from walmere.sinks.delta.files import DataFile
 from walmere.sinks.delta.snapshot import Pinned
+from walmere.sinks.row_index import I64
+from walmere.storage import Directory
 
 __all__ = ["DataFrame", "SparkSession", "dataframe"]
 
@@ -26,21 +36,25 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "recursiveFileLookup": "true",  # a directory called a=b is not a partition column
     "datetimeRebaseMode": "CORRECTED",  # dates before 1582 are not converted
 }
+_MAX_ROWS: Final = 1 << 26
+"""Of the files of one filter: its array is sent to all executors, and has one bit per row."""
+_MAX_FILES: Final = 256
 
 
 def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
     """The columns in order, and the rows at that version, whenever they are read."""
     schema = _schema(pinned.spark_schema)
+    scheme = "file://" if pinned.directory.local else ""
+
+    def read(files: Iterable[DataFile]) -> DataFrame:
+        paths = [f"{scheme}{pinned.directory.location}/{file.name}" for file in files]
+        return spark.read.schema(schema).options(**_OPTIONS).parquet(*paths)
+
     plain, marked = pinned.files()
-    parts = []
-    if plain:
-        scheme = "file://" if pinned.directory.local else ""
-        paths = [f"{scheme}{pinned.directory.location}/{file.name}" for file in plain]
-        parts.append(spark.read.schema(schema).options(**_OPTIONS).parquet(*paths))
-    if marked:
-        references = [(pickle.dumps((pinned.sink, pinned.piece(file))),) for file in marked]
-        files = spark.createDataFrame(references, "file binary").repartition(len(marked))
-        parts.append(files.mapInArrow(_rows, schema))
+    parts = [read(plain)] if plain else []
+    for group in _groups(marked, pinned.directory):
+        rows = read(group.files)
+        parts.append(rows.where(_is_not_deleted(spark, rows, group.files, pinned.directory)))
     if not parts:
         return spark.createDataFrame([], schema)
     return functools.reduce(DataFrame.unionAll, parts)
@@ -49,14 +63,74 @@ def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
 def _schema(text: str) -> StructType:
     """Delta has the schema in Spark's format. The metadata of its fields, which is Walmere's, is removed."""
     content: dict[str, Any] = json.loads(text)
-    for field in content["fields"]:
-        field["metadata"] = {}
+    for each in content["fields"]:
+        each["metadata"] = {}
     return StructType.fromJson(content)
 
 
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of files with deletion vectors. Runs in a task."""
-    for batch in batches:
-        for reference in batch.column("file").to_pylist():
-            sink, piece = pickle.loads(reference)  # noqa: S301
-            yield from sink.read(piece)
+@dataclass(slots=True)
+class _Group:
+    """Files of different sizes."""
+
+    files: list[DataFile] = field(default_factory=list)
+    sizes: set[int] = field(default_factory=set)
+    rows: int = 0
+
+    def has_room(self, size: int, rows: int) -> bool:
+        return size not in self.sizes and self.rows + rows <= _MAX_ROWS and len(self.files) < _MAX_FILES
+
+
+def _groups(files: Iterable[DataFile], directory: Directory) -> list[_Group]:
+    """The files that one filter each can read."""
+    groups: list[_Group] = []
+    for file in files:
+        rows = file.rows(directory)
+        group = next((each for each in groups if each.has_room(file.size, rows)), None)
+        if group is None:
+            group = _Group()
+            groups.append(group)
+        group.files.append(file)
+        group.sizes.add(file.size)
+        group.rows += rows
+    return groups
+
+
+def _is_not_deleted(spark: SparkSession, rows: DataFrame, files: Sequence[DataFile], directory: Directory) -> Column:
+    """Whether a row of these files, which have different sizes, is not deleted."""
+    slots, words = _lookup(files, directory)
+    array = spark.createDataFrame(pa.table({"words": pa.array([words], pa.list_(pa.int64()))})).scalar()
+    metadata = rows.metadataColumn("_metadata")  # not by its name, which a column of the table may have
+    row, size = metadata["row_index"], metadata["file_size"]
+    slot = (F.pmod(size, F.lit(slots)) * 2).cast("int")
+    other_size = F.raise_error(F.lit(f"a file of {directory.location} has another size than in the table's log"))
+    first = F.when(F.get(array, slot) == size, F.get(array, slot + 1)).otherwise(other_size.cast("bigint"))
+    word = F.get(array, (first + F.shiftright(row, 6)).cast("int"))
+    return F.getbit(word, row.bitwiseAND(63).cast("int")) == 0
+
+
+def _lookup(files: Sequence[DataFile], directory: Directory) -> tuple[int, I64]:
+    """A hash table without collisions: by the size of a file, where its vector begins. Then the vectors.
+
+    Each slot is two words: the size, and the place of the first word of the vector.
+    """
+    slots = max(len(files), len(files) ** 2 // 8)  # with fewer slots, too many sizes are tried
+    while len({file.size % slots for file in files}) < len(files):
+        slots += 1
+    table = np.full(2 * slots, -1, np.int64)
+    vectors = [table]
+    place = len(table)
+    for file in files:
+        vector = _words(file, directory)
+        table[2 * (file.size % slots)] = file.size
+        table[2 * (file.size % slots) + 1] = place
+        vectors.append(vector)
+        place += len(vector)
+    return slots, np.concatenate(vectors)
+
+
+def _words(file: DataFile, directory: Directory) -> I64:
+    """The deletion vector of a file, with one bit per row."""
+    deleted = np.zeros(-(-file.rows(directory) // 64) * 64, np.bool_)
+    deleted[file.deleted_rows(directory)] = True
+    words: I64 = np.packbits(deleted, bitorder="little").view("<i8").astype(np.int64)
+    return words

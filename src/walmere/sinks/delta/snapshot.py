@@ -13,7 +13,6 @@ from walmere.names import TableName
 from walmere.sinks.delta import replay
 from walmere.sinks.delta.dataset import VectorDataset, plain_dataset
 from walmere.sinks.delta.files import DataFile
-from walmere.sinks.delta.scan import FilePiece
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.storage import Directory
 
@@ -31,9 +30,7 @@ class Pinned:
             raise LakeError(
                 self._doing, "it is partitioned; Walmere makes no partitioned tables", "read it with `deltalake`"
             )
-        self.sink = sink
         self.directory = Directory(sink.location(table), sink.storage_options)
-        self._table = table
         self.schema: pa.Schema = self._found.arrow_schema
         self.spark_schema = self._found.schema.to_json()
 
@@ -42,10 +39,6 @@ class Pinned:
         reason = str(error).partition("\n")[0]
         hint = "[target] keep_seconds sets how long versions are kept; read a newer point"
         return LakeError(self._doing, f"this version does not exist, or has been removed: {reason}", hint)
-
-    def piece(self, file: DataFile) -> FilePiece:
-        """A file, for `sink.read`."""
-        return FilePiece(self._table, self.schema, (file,))
 
     def files(self) -> tuple[list[DataFile], list[DataFile]]:
         """The files without deleted rows, and those with deleted rows."""
