@@ -12,7 +12,7 @@ value in Spark.
 from __future__ import annotations
 
 import json
-import uuid
+import secrets
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
@@ -35,7 +35,8 @@ _SAMPLE_ROWS: Final = 4096
 _STATISTICS_COLUMNS: Final = 32
 """Statistics are written for the first so many columns: the default of Delta."""
 
-_PREFIX_LENGTH: Final = 32
+_PREFIX_LENGTH: Final = 16
+"""Characters of a text in the statistics. A batch writes them again for every file in which it marks rows."""
 _GREATEST_CHARACTER: Final = "\U0010ffff"
 
 
@@ -58,7 +59,7 @@ def write(
     groups = _row_groups(tables)
     group = next(groups, None)
     while group is not None:
-        name = f"part-{uuid.uuid4()}.zstd.parquet"
+        name = f"part-{secrets.token_hex(12)}.parquet"  # short: each batch names the files that it changes twice
         metadata: list[Any] = []
         keys: list[pa.Table] = []
         rows = 0
