@@ -1,0 +1,96 @@
+"""Stories 15 to 19: large transactions, which are received while they are in progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from side_by_side import SideBySide
+
+ROWS = "SELECT i, sha256(i::text::bytea) FROM generate_series({}, {}) i"
+
+
+@pytest.fixture
+def streamed(both: SideBySide) -> Iterator[SideBySide]:
+    """Transactions of more than 64 kB are streamed."""
+    both.source(f"ALTER DATABASE {both.publisher.name} SET logical_decoding_work_mem = '64kB'")
+    both.everywhere("CREATE TABLE t (a int PRIMARY KEY, b bytea)", "ALTER TABLE t ALTER b SET STORAGE EXTERNAL")
+    both.target("ALTER TABLE t ADD c timestamptz DEFAULT '2024-01-01', ADD d bigint DEFAULT 999")
+    both.source("INSERT INTO t VALUES (1, 'one'), (2, 'two')", "CREATE PUBLICATION pub FOR TABLE t")
+    both.start()
+    yield both
+    slot = f"{both.name}_native"
+    count = both.publisher.value("SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = %s", slot)
+    assert count > 0, "nothing was streamed"
+
+
+def test_large_transactions_that_run_beside_others_arrive_in_commit_order(streamed: SideBySide) -> None:
+    both = streamed
+    with psycopg.connect(both.publisher.dsn) as first, psycopg.connect(both.publisher.dsn) as second:
+        first.execute(f"INSERT INTO t {ROWS.format(3, 1500)}")
+        second.execute(f"INSERT INTO t {ROWS.format(5000, 6500)}")
+        both.source("INSERT INTO t VALUES (10000, 'small')", "UPDATE t SET b = 'changed' WHERE a = 1")
+        first.execute("UPDATE t SET b = sha256(b) WHERE mod(a, 2) = 0 AND a < 1500")
+        second.execute("DELETE FROM t WHERE mod(a, 3) = 0 AND a BETWEEN 5000 AND 6500")
+        second.commit()
+        both.source("UPDATE t SET b = 'after second' WHERE a = 5000")
+        first.execute("DELETE FROM t WHERE mod(a, 3) = 0 AND a BETWEEN 3 AND 1500")
+        first.commit()
+        first.execute(f"INSERT INTO t {ROWS.format(20000, 21500)}")
+        first.rollback()
+    both.sync()
+    both.assert_equal()
+    both.assert_equal("SELECT a, b FROM t ORDER BY a", source=True)
+    assert both.rows("SELECT count(*), count(c), count(*) FILTER (WHERE d = 999) FROM t")[0][0] > 1500
+
+
+def test_rolled_back_subtransactions_leave_nothing(streamed: SideBySide) -> None:
+    both = streamed
+    both.source(
+        f"BEGIN; INSERT INTO t {ROWS.format(3, 500)}; SAVEPOINT s1; INSERT INTO t {ROWS.format(501, 1000)};"
+        f" SAVEPOINT s2; INSERT INTO t {ROWS.format(1001, 1500)}; UPDATE t SET b = 'gone' WHERE a < 100;"
+        f" ROLLBACK TO s2; INSERT INTO t {ROWS.format(1501, 2000)}; ROLLBACK TO s1; SAVEPOINT s3;"
+        f" INSERT INTO t {ROWS.format(2001, 2500)}; DELETE FROM t WHERE mod(a, 5) = 0; RELEASE s3; COMMIT",
+        f"BEGIN; INSERT INTO t {ROWS.format(4000, 4500)}; SAVEPOINT s1; DELETE FROM t; ROLLBACK TO s1; TRUNCATE t;"
+        f" ROLLBACK TO s1; INSERT INTO t VALUES (5000, 'last'); COMMIT",
+        f"BEGIN; INSERT INTO t {ROWS.format(6000, 6500)}; SAVEPOINT s1; INSERT INTO t VALUES (6501, 'x'); ROLLBACK",
+    )
+    both.sync()
+    both.assert_equal()
+    both.assert_equal("SELECT a, b FROM t ORDER BY a", source=True)
+
+
+def test_columns_are_added_and_renamed_inside_a_large_transaction(streamed: SideBySide) -> None:
+    both = streamed
+    both.target("ALTER TABLE t ADD e int, ADD f text")
+    both.source(
+        "INSERT INTO t VALUES (3, 'three')",
+        f"BEGIN; INSERT INTO t {ROWS.format(4, 600)}; ALTER TABLE t ADD c timestamptz;"
+        " INSERT INTO t SELECT i, 'b', '2001-02-03' FROM generate_series(601, 1200) i;"
+        " ALTER TABLE t ADD d int; INSERT INTO t SELECT i, 'b', NULL, -i FROM generate_series(1201, 1500) i;"
+        " UPDATE t SET d = a WHERE a < 10; COMMIT",
+        "INSERT INTO t VALUES (2000, 'b', NULL, 1)",
+        f"BEGIN; INSERT INTO t (a, b) {ROWS.format(3000, 3500)}; SAVEPOINT s; ALTER TABLE t ADD e int;"
+        " INSERT INTO t SELECT i, 'gone', NULL, 1, 1 FROM generate_series(3501, 4000) i; ROLLBACK TO s;"
+        " ALTER TABLE t ADD f text; INSERT INTO t SELECT i, 'b', NULL, 2, 'f' FROM generate_series(4001, 4500) i;"
+        " ALTER TABLE t DROP d; UPDATE t SET f = 'set' WHERE a = 1; COMMIT",
+    )
+    both.sync()
+    both.assert_equal()
+    both.assert_equal("SELECT a, b, f FROM t ORDER BY a", source=True)
+
+
+@pytest.mark.long
+def test_without_streaming_the_result_is_the_same(both: SideBySide) -> None:
+    both.source(f"ALTER DATABASE {both.publisher.name} SET logical_decoding_work_mem = '64kB'")
+    both.everywhere("CREATE TABLE t (a int PRIMARY KEY, b bytea)")
+    both.source("CREATE PUBLICATION pub FOR TABLE t")
+    both.start(streaming=False)
+    both.source(
+        f"BEGIN; INSERT INTO t {ROWS.format(1, 2000)}; SAVEPOINT s; UPDATE t SET b = 'gone'; ROLLBACK TO s;"
+        " DELETE FROM t WHERE mod(a, 3) = 0; COMMIT"
+    )
+    both.sync()
+    both.assert_equal(source=True)
