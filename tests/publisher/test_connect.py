@@ -14,7 +14,8 @@ from processes import eventually
 from publisher.conftest import PASSWORD, source_of
 from walmere.config import Source, load
 from walmere.errors import AccessRefused, SourceError, SourceUnavailable
-from walmere.publisher.connect import SESSION, connect
+from walmere.libpq import SESSION
+from walmere.publisher.connect import connect
 from walmere.publisher.stream import identify_system
 from walmere.testing.server import LOGICAL, Server, binaries
 

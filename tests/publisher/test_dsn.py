@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from walmere.config import Source
 from walmere.errors import ConfigError
-from walmere.publisher.connect import check_dsn, conninfo_of, describe, dsn_without_secrets
+from walmere.libpq import check_dsn, conninfo_of, describe, dsn_without_secrets
 
 SECRET = "s3cr3t"
 

@@ -26,10 +26,11 @@ from typing import Final
 
 from walmere.config import Source
 from walmere.errors import AccessRefused, NotConfigured, SourceError
+from walmere.libpq import describe, dsn_without_secrets
 from walmere.publisher import check_slot, check_tables
 from walmere.publisher.capabilities import NEWEST_TESTED, OLDEST
 from walmere.publisher.check_slot import Subscriber
-from walmere.publisher.connect import Connection, capabilities, connect, describe, dsn_without_secrets, translate_errors
+from walmere.publisher.connect import Connection, capabilities, connect, translate_errors
 from walmere.publisher.finding import (
     Check,
     Finding,

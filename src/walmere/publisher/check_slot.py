@@ -8,8 +8,9 @@ from typing import Final
 
 from walmere.config import Source
 from walmere.errors import SlotLost, SlotUnsuitable
+from walmere.libpq import dsn_without_secrets
 from walmere.publisher import slot as slots
-from walmere.publisher.connect import Connection, dsn_without_secrets
+from walmere.publisher.connect import Connection
 from walmere.publisher.finding import (
     Check,
     Level,

@@ -4,31 +4,24 @@ psycopg opens the connection; for replication, libpq's functions are then called
 has a replication cursor, but it answers keepalives itself and moves the flushed position to what the server sent.
 Walmere must decide itself which LSN is confirmed.)
 
-Every session sets the same output formats, whatever the role or database has set, so that a value from COPY and the
-same value from the stream are equal. Passwords never leave this module, not even in errors.
+`walmere.libpq` has what connections to the target need, too.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
 from psycopg import errors as pg
-from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq.abc import PGresult
-from psycopg.sql import SQL, Composed
-from psycopg.sql import Literal as SqlLiteral
 
 from walmere.config import Source
 from walmere.errors import (
     AccessRefused,
     ColumnListsDiffer,
-    ConfigError,
     NotConfigured,
     PublicationMissing,
     SlotInUse,
@@ -38,35 +31,11 @@ from walmere.errors import (
     SourceUnavailable,
     TableLocked,
 )
+from walmere.libpq import Scrub, conninfo_of, describe, scrubber, settings
 from walmere.publisher.capabilities import Capabilities
 from walmere.publisher.silence import WatchedConnection, silence_of
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-
-SESSION: Final = {
-    "client_encoding": "UTF8",
-    "DateStyle": "ISO",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "quote_all_identifiers": "off",
-    "search_path": "",
-    "row_security": "off",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "transaction_timeout": "0",
-}
-"""Settings of every session. Text has the same format in all of them. A copy that row security would make partial is an
-error. Timeouts that were set for the queries of users do not apply."""
-
-_CONNECT_TIMEOUT: Final = (2, 10)
-"""Least (a limit of libpq) and greatest number of seconds for opening a connection."""
-_PROBES: Final = 3
-"""The connection is lost after this many TCP keepalives without an answer."""
-_SECRET: Final = frozenset({"password", "sslpassword"})
 
 
 def connect(source: Source, application_name: str, *, replication: bool = False) -> WatchedConnection:
@@ -89,123 +58,9 @@ def connect(source: Source, application_name: str, *, replication: bool = False)
     return connection
 
 
-def conninfo_of(source: Source, application_name: str, **more: str) -> str:
-    """The connection string for libpq, with its secrets."""
-    defaults = timeouts(source.timeout)
-    # drivers must know the encoding from the start: otherwise they encode non-ASCII names as the database does
-    ours = {"client_encoding": SESSION["client_encoding"], "application_name": application_name}
-    return make_conninfo("", **{**defaults, **_parameters(source), **ours, **more})
-
-
-def timeouts(seconds: float) -> dict[str, str]:
-    """libpq parameters that detect an unreachable host after `seconds`.
-
-    Keepalives are for an idle connection: half of the time passes before the first probe, the probes take the other
-    half. `tcp_user_timeout` is for a connection with data that was not acknowledged.
-    """
-    shortest, longest = _CONNECT_TIMEOUT
-    return {
-        "connect_timeout": str(min(max(math.ceil(seconds), shortest), longest)),
-        "keepalives_idle": str(max(round(seconds / 2), 1)),
-        "keepalives_interval": str(max(round(seconds / 2 / _PROBES), 1)),
-        "keepalives_count": str(_PROBES),
-        "tcp_user_timeout": str(round(seconds * 1000)),
-    }
-
-
-def settings() -> Composed:
-    """The statement that applies `SESSION` and returns the backend's pid.
-
-    Settings that this version of the server does not have are skipped.
-    """
-    rows = (SQL("({}, {})").format(SqlLiteral(name), SqlLiteral(value)) for name, value in SESSION.items())
-    return SQL(
-        "SELECT pg_catalog.pg_backend_pid(), pg_catalog.set_config(ours.name, ours.value, false)"
-        " FROM (VALUES {}) AS ours (name, value)"
-        " WHERE pg_catalog.current_setting(ours.name, true) IS NOT NULL"
-    ).format(SQL(", ").join(rows))
-
-
-_NOWHERE: Final = "/nonexistent/walmere"
-_INTEGERS: Final = (
-    "connect_timeout",
-    "keepalives",
-    "keepalives_idle",
-    "keepalives_interval",
-    "keepalives_count",
-    "tcp_user_timeout",
-)
-_INTEGER: Final = re.compile(r"\s*[-+]?[0-9]{1,9}\s*\Z")
-
-
-def check_dsn(source: Source) -> None:
-    """Refuse a connection string that libpq would refuse, before anything is started.
-
-    libpq checks the values only when it starts to connect. So it is started here, with a socket path that does not
-    exist: a valid string fails on that socket, once for each host. Parameters that are only for TCP are checked here.
-    """
-    parameters = _parameters(source)
-    refused = {name for name in _INTEGERS if not _INTEGER.match(parameters.get(name, "0"))}
-    hosts = (parameters.pop("hostaddr", None) or parameters.get("host") or "").count(",") + 1
-    if parameters.get("gssencmode") == "require":
-        del parameters["gssencmode"]  # a valid value, but not for a socket
-    # with a password, libpq does not read .pgpass, and does not warn about its permissions
-    probe = {"port": "5432", **parameters, "host": ",".join([_NOWHERE] * hosts), "password": "none"}
-    pgconn = pq.PGconn.connect_start(make_conninfo("", **probe).encode())
-    text = pgconn.error_message.decode(errors="replace")
-    pgconn.finish()
-    if text.count(_NOWHERE) < hosts:
-        refused |= {name for name in probe if re.search(rf"\b{name}\b", text)} or {"a value"}
-    if refused:
-        raise ConfigError(
-            "reading source.dsn",
-            f"libpq does not accept the value of: {', '.join(sorted(refused))}",
-            "the chapter on libpq in PostgreSQL's documentation lists the connection parameters",
-        )
-
-
-def dsn_without_secrets(source: Source, **more: str) -> str:
-    """The connection string without passwords, for commands to paste."""
-    return make_conninfo("", **{k: v for k, v in _parameters(source).items() if k not in _SECRET} | more)
-
-
-def describe(source: Source) -> str:
-    """Host, port and database of a connection, for messages. Never has a password."""
-    p = _parameters(source)
-    if p.get("service"):
-        return f"service {p['service']}"
-    where = p.get("host") or p.get("hostaddr") or "the local socket"
-    port = f":{p['port']}" if p.get("port") else ""
-    return f"{where}{port}/{p.get('dbname') or p.get('user') or ''}"
-
-
 def capabilities(connection: Connection) -> Capabilities:
     """The capabilities of the connected server."""
     return Capabilities(connection.info.server_version)
-
-
-_NESTED: Final = re.compile(r"postgres(?:ql)?://|password\s*=")
-_UNENCODED: Final = re.compile(r"postgres(?:ql)?://(?:[^/]*@[^/]*|[^/]*/[^?]*)@")
-
-
-def _parameters(source: Source) -> dict[str, Any]:
-    dsn = source.dsn.get_secret_value()
-    parameters: dict[str, Any] | None = None
-    with suppress(psycopg.Error):
-        parameters = {name: value for name, value in conninfo_to_dict(dsn).items() if value is not None}
-    # libpq's message would show the whole string, with the password. A password with an unencoded @ or / is parsed,
-    # but a part of it becomes the host or database, which is shown in messages.
-    if parameters is None or _UNENCODED.match(dsn) or _NESTED.search(parameters.get("dbname", "")):
-        raise ConfigError(
-            "reading source.dsn",
-            "it is not a PostgreSQL connection string",
-            'write it as "postgresql://user@host:5432/database" or "host=… dbname=… user=…"; '
-            "in a URI, percent-encode special characters",
-        )
-    parameters.pop("replication", None)  # `connect` decides whether a connection is for replication
-    if source.password is not None:
-        parameters["password"] = source.password.get_secret_value()
-    return parameters
 
 
 @contextmanager
@@ -214,21 +69,7 @@ def translate_errors(source: Source, doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise translate(error, doing, _scrubber(source)) from None
-
-
-Scrub = Callable[[str], str]
-
-
-def _scrubber(source: Source) -> Scrub:
-    secrets = [source.dsn.get_secret_value(), *(v for k, v in _parameters(source).items() if k in _SECRET)]
-
-    def scrub(text: str) -> str:
-        for secret in filter(None, secrets):
-            text = text.replace(secret, "***")
-        return text
-
-    return scrub
+        raise translate(error, doing, scrubber(source)) from None
 
 
 _ACCESS: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)

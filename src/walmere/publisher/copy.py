@@ -24,7 +24,8 @@ from psycopg.sql import Literal as SqlLiteral
 
 from walmere.config import Source
 from walmere.errors import SourceError, SourceUnavailable
-from walmere.publisher.connect import conninfo_of, describe, settings, translate_errors
+from walmere.libpq import conninfo_of, describe, settings
+from walmere.publisher.connect import translate_errors
 from walmere.publisher.silence import silence_of
 from walmere.publisher.snapshot import Snapshot, lock_timeout
 from walmere.publisher.table import Part

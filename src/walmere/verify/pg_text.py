@@ -2,7 +2,7 @@ r"""The values of both sides in a form that can be compared, in DuckDB's SQL: Po
 
 The source sends text, and the target has values of Arrow types. If `walmere.types` made both sides alike, a wrong cast
 would be wrong on both sides, and equal. So this module goes the other way: it writes the target's value as PostgreSQL
-would write it in a session with our settings (`publisher.connect.SESSION`), and uses nothing of `walmere.types`.
+would write it in a session with our settings (`walmere.libpq.SESSION`), and uses nothing of `walmere.types`.
 
     bool                     t, f
     integers, numeric        the digits, with all digits of the scale
