@@ -20,7 +20,7 @@ from conftest import Database
 from delta_rows import read_delta
 from processes import eventually
 from walmere import config as configuration
-from walmere.config import Config
+from walmere.config import Config, DeltaTarget
 from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import TableName
@@ -112,7 +112,7 @@ master = "local[2]"
         return Tables(self.config.subscription.directory)
 
     def delta(self, table: str, schema: str = "public") -> DeltaTable:
-        assert self.config.target is not None
+        assert isinstance(self.config.target, DeltaTarget)
         return DeltaSink(str(self.config.target.path)).open(TableName(schema, table))
 
     def rows(self, table: str, schema: str = "public") -> Counter[tuple[Any, ...]]:

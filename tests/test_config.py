@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from walmere.config import Config, load
+from walmere.config import Config, DeltaTarget, load
 from walmere.errors import ConfigError
 
 SECRET = "s3cr3t-Wort"
@@ -220,7 +220,7 @@ def test_a_file_url_is_a_local_path(tmp_path: Path, url: str, path: str) -> None
     config = read(
         tmp_path, SOURCE + SUBSCRIPTION.replace("/var/lib/walmere/shop", f"{url}-state") + f"[target]\npath = '{url}'"
     )
-    assert config.target is not None
+    assert isinstance(config.target, DeltaTarget)
     assert config.target.path == Path(path)
     assert config.subscription.directory == Path(f"{path}-state")
 

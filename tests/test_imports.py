@@ -11,7 +11,7 @@ from scripts.import_graph import ROOT, edges, imports, mermaid, part_of
 GROUND = {"lsn", "errors", "names", "owner", "paths", "bins", "version"}
 WIRE = GROUND | {"pgoutput", "types"}
 LOG = WIRE | {"storage", "changelog"}
-TARGET = GROUND | {"storage", "ledger"}
+TARGET = GROUND | {"storage", "ledger", "libpq"}
 APPLY = LOG | TARGET | {"definition", "sinks"}
 SUBSCRIBER = APPLY | {"config", "publisher", "apply"}
 ALL = SUBSCRIBER | {"subscription", "spark", "source", "reads", "verify", "__init__"}
@@ -24,9 +24,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": GROUND,
     "definition": GROUND,
     "config": GROUND,
+    "libpq": GROUND,
     "types": GROUND,
     "pgoutput": GROUND | {"types"},
-    "publisher": WIRE | {"config", "definition"},
+    "publisher": WIRE | {"config", "definition", "libpq"},
     "changelog": LOG,
     "ledger": TARGET,
     "sinks": TARGET,
@@ -49,8 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("spark/", "source/", "sinks/lakehouse.py", "running.py", "api.py"),  # the last two: its types only
     "duckdb": ("reads/", "verify/"),
-    "psycopg": ("publisher/", "sinks/postgres.py"),
-    "psycopg2": ("publisher/", "sinks/postgres.py"),
+    "psycopg": ("publisher/", "sinks/postgres/", "libpq.py"),
+    "psycopg2": ("publisher/",),
 }
 SINKS_OWN = {"numpy", "pyarrow", "deltalake", "pyroaring", "pyspark", "psycopg"}
 NO_IO = {
@@ -187,7 +188,7 @@ def test_a_forbidden_import_is_seen(path: str, source: str) -> None:
         ("publisher/stream.py", "import psycopg\nfrom walmere.pgoutput.replication import decode_frame"),
         ("subscription/receiver.py", "from walmere.publisher import slot\nfrom walmere.config import Config"),
         ("sinks/lakehouse.py", "from pyspark.sql import SparkSession\nfrom walmere.errors import WalmereError"),
-        ("sinks/postgres.py", "import psycopg"),
+        ("sinks/postgres/sink.py", "import psycopg"),
         ("spark/apply_query.py", "from walmere.subscription import state\nfrom walmere.sinks.base import Sink"),
         (
             "reads/lake.py",

@@ -26,16 +26,17 @@ from walmere import config as configuration
 from walmere import paths
 from walmere.changelog.manifest import Manifest
 from walmere.changelog.reader import LoggedTransaction, Reader
-from walmere.config import Config
+from walmere.config import Config, PostgresTarget
 from walmere.errors import ChangeLogError, ChangeLogInUse, ConfigError, WalmereError
+from walmere.libpq import check_dsn
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.pgoutput.relation import RelationVersion
 from walmere.publisher import catalog, slot
-from walmere.publisher.connect import check_dsn, connect, translate_errors
+from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.finding import Finding
 from walmere.storage import Lock
-from walmere.subscription import requests
+from walmere.subscription import requests, skipping
 from walmere.subscription.check import check
 from walmere.subscription.receiver import Receiver
 from walmere.subscription.sink import sink_of
@@ -62,6 +63,8 @@ class Subscription:
         self.file = Path(file)
         self.config: Config = configuration.load(self.file)
         check_dsn(self.config.source)
+        if isinstance(self.config.target, PostgresTarget):
+            check_dsn(self.config.target)
         self._worker: Receiver | Launcher | None = None
         self._stopping = threading.Event()
 
@@ -165,6 +168,12 @@ class Subscription:
         if until is not None:
             raise ConfigError("reading the arguments", "once and until cannot be given together", "give one")
         return self.source_position()
+
+    def skip(self, lsn: Lsn) -> None:
+        """Leave out the transaction with this commit LSN, as ALTER SUBSCRIPTION … SKIP."""
+        if not isinstance(self.config.target, PostgresTarget):
+            raise ConfigError("skipping a transaction", "only a database as the target can skip one")
+        skipping.request(self.directory, lsn)
 
     def transactions(
         self, start: Lsn = INVALID_LSN, table: str | None = None, follow: Callable[[], bool] = lambda: False

@@ -14,10 +14,20 @@ import tomllib
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SecretStr,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from walmere import paths
 from walmere.errors import ConfigError
@@ -71,6 +81,8 @@ def _file_path(url: str) -> str:
 
 class Source(_Section):
     """The publisher."""
+
+    section: ClassVar[str] = "source"
 
     dsn: SecretStr
     password: SecretStr | None = None
@@ -136,8 +148,8 @@ class SubscriptionSettings(_Section):
         return value
 
 
-class Target(_Section):
-    """Where the tables are mirrored to."""
+class DeltaTarget(_Section):
+    """A directory of Delta tables, to which the tables are mirrored."""
 
     kind: Literal["delta"] = "delta"
     path: Path
@@ -155,6 +167,41 @@ class Target(_Section):
     """Without deletion vectors: make batches larger, so that they rewrite at most this many bytes per hour."""
 
     _paths = field_validator("path", mode="before")(_path)
+
+
+class PostgresTarget(_Section):
+    """Another PostgreSQL database, to which the tables are mirrored: what CREATE SUBSCRIPTION does."""
+
+    section: ClassVar[str] = "target"
+
+    kind: Literal["postgres"]
+    dsn: SecretStr
+    password: SecretStr | None = None
+    mode: Literal["mirror"] = "mirror"
+    gather_partitions: bool = False
+    """Mirror partitions that are published under their own names as one table."""
+    create_tables: bool = False
+    """Create missing schemas, tables and columns from the source's catalogs."""
+    on_conflict: Literal["stop", "skip", "overwrite"] = "stop"
+    """What to do with a row that violates a constraint of the target."""
+    state_schema: str = Field(default="walmere", alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
+    """The schema of the target in which Walmere keeps its own tables: positions, conflicts, staged copies."""
+    timeout: float = Field(default=60.0, ge=1, le=86_400)
+    """Seconds without an answer after which a connection counts as lost."""
+
+    @property
+    def messages(self) -> None:
+        """Logical messages are not written to a database."""
+
+
+def _kind(target: object) -> object:
+    """The kind of a target, for pydantic: Delta is the default."""
+    return target.get("kind", "delta") if isinstance(target, dict) else getattr(target, "kind", "delta")
+
+
+Target: TypeAlias = Annotated[
+    Annotated[DeltaTarget, Tag("delta")] | Annotated[PostgresTarget, Tag("postgres")], Discriminator(_kind)
+]
 
 
 class Maintenance(_Section):
@@ -232,8 +279,9 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     # paths are relative to the file, not to the current directory
     here = path.parent.absolute()
     subscription = config.subscription.model_copy(update={"directory": here / config.subscription.directory})
-    target = config.target and config.target.model_copy(update={"path": here / config.target.path})
-    if target is not None:
+    target = config.target
+    if isinstance(target, DeltaTarget):
+        target = target.model_copy(update={"path": here / target.path})
         _require_apart(doing, subscription.directory, target.path)
     return config.model_copy(update={"subscription": subscription, "target": target})
 
@@ -273,16 +321,16 @@ def _overlay(content: dict[str, Any], environment: Mapping[str, str]) -> dict[tu
 
 
 def _value(section: str, key: str, text: str) -> Any:
-    sections: dict[str, type[BaseModel]] = {
-        "source": Source,
-        "subscription": SubscriptionSettings,
-        "target": Target,
-        "maintenance": Maintenance,
-        "spark": Spark,
+    sections: dict[str, tuple[type[BaseModel], ...]] = {
+        "source": (Source,),
+        "subscription": (SubscriptionSettings,),
+        "target": (DeltaTarget, PostgresTarget),
+        "maintenance": (Maintenance,),
+        "spark": (Spark,),
     }
-    fields = sections[section].model_fields if section in sections else {}
+    fields = {name: field for each in sections.get(section, ()) for name, field in each.model_fields.items()}
     kind = fields[key].annotation if key in fields else str
-    if kind in (str, Path, SecretStr, SecretStr | None) or key == "origin":
+    if kind in (str, Path, SecretStr, SecretStr | None) or key in ("origin", "schema", "kind", "on_conflict"):
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -291,12 +339,17 @@ def _value(section: str, key: str, text: str) -> Any:
 
 
 def _problem(detail: dict[str, Any], variables: Mapping[tuple[str, ...], str]) -> str:
-    where = variables.get(detail["loc"][:2]) or ".".join(str(part) for part in detail["loc"])
+    section, *keys = detail["loc"]
+    if section == "target" and keys[:1] in (["delta"], ["postgres"]):  # pydantic adds the kind
+        del keys[0]
+    where = variables.get((section, *keys[:1])) or ".".join(map(str, (section, *keys)))
     match detail["type"]:
         case "extra_forbidden":
             return f"{where} is not a key of the configuration"
         case "missing":
             return f"{where} is missing"
+        case "union_tag_invalid":
+            return f'{where}.kind must be "delta" or "postgres"'
         case "tuple_type":
             return f'{where} must be an array: ["…"]'
         case "model_type" | "dict_type":

@@ -16,6 +16,9 @@
     ├── SinkError
     │   ├── SinkConflict          other writers kept committing at the same time              (transient)
     │   ├── SinkFull              the target's disk is full
+    │   ├── SinkUnavailable       no connection to the target, or it was lost                (transient)
+    │   ├── SinkRefused           the role may not do this at the target, or may not log in
+    │   ├── Conflict              a row violates a constraint of the target
     │   └── SinkMismatch          the table at the target is not the expected one
     │       └── OwnedByAnother    the table belongs to another subscription
     ├── SparkError
@@ -156,6 +159,20 @@ class OwnedByAnother(SinkMismatch):
 
 class SinkFull(SinkError):
     """The target's disk is full. Not transient: a person must free space. The changes wait in the log meanwhile."""
+
+
+class SinkUnavailable(SinkError):
+    """There is no connection to the target, or it was lost."""
+
+    transient = True
+
+
+class SinkRefused(SinkError):
+    """The role may not do this at the target, or may not log in there."""
+
+
+class Conflict(SinkError):
+    """A change cannot be applied, because its row violates a constraint of the target."""
 
 
 class SparkError(WalmereError):

@@ -15,6 +15,7 @@
     planner-error.json    the error that ended the planner of the apply query, with its class
     index/                key indexes of the target's files: a cache
     maintenance.json      what upkeep of the tables has done, for `walmere status`
+    skip                  the commit LSN of a transaction that is left out
     pace.json             when the next batch may begin, if batches rewrite too many bytes
     spark.log             what Spark logs
     feed.json             the publications that a query of format pgoutput receives
@@ -43,6 +44,7 @@ PLANNER_ERROR: Final = "planner-error.json"
 INDEX: Final = "index"
 MAINTENANCE: Final = "maintenance.json"
 PACE: Final = "pace.json"
+SKIP: Final = "skip"
 SPARK_LOG: Final = "spark.log"
 FEED: Final = "feed.json"
 
@@ -54,6 +56,7 @@ FILES: Final = (
     PLANNER_ERROR,
     MAINTENANCE,
     PACE,
+    SKIP,
     SPARK_LOG,
     TABLES,
     LEDGER,

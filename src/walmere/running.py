@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from walmere import paths
 from walmere.apply.worker import Applied
-from walmere.config import Config
+from walmere.config import Config, DeltaTarget
 from walmere.lsn import Lsn
 from walmere.spark.apply_query import Apply, OnBatch
 from walmere.spark.session import require_alive, session
@@ -104,7 +104,9 @@ def launcher(
     started = spark(config)
     gather = config.target is not None and config.target.gather_partitions
     sync = TableSync(config.source, name, tables, target, SparkTasks(started, "copy"), gather=gather)
-    limit = None if target.spreads or config.target is None else config.target.max_rewrite_bytes_per_hour
+    limit = None
+    if isinstance(config.target, DeltaTarget) and not target.spreads:
+        limit = config.target.max_rewrite_bytes_per_hour
     make_apply = functools.partial(Apply, started, directory, target, tables, name, rewrite_limit=limit)
     upkeep = functools.partial(UpkeepScheduler, directory, tables, SparkTasks(started, "upkeep"), config.maintenance)
     make_launcher = functools.partial(

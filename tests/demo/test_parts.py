@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from walmere.config import DeltaTarget
 from walmere.demo.compare import compare_tables
 from walmere.demo.display import Display, View, line
 from walmere.demo.interruption import Interrupted, Interruptions
@@ -82,7 +83,7 @@ def test_a_place_that_is_not_the_demos_is_left_alone(tmp_path: Path) -> None:
 def test_what_an_earlier_demo_left_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     with Place(tmp_path / "a" / "demo") as place:
         config = place.configure("postgresql://postgres@127.0.0.1:1/shop")
-        assert config.target is not None
+        assert isinstance(config.target, DeltaTarget)
         assert config.target.path == place.lake
         place.lake.mkdir()
         (place.lake / "old").touch()

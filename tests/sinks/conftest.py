@@ -14,7 +14,7 @@ from walmere.ledger.entry import Entry
 from walmere.ledger.file import History
 from walmere.ledger.lake import read_latest
 from walmere.names import TableName
-from walmere.sinks.base import Sink
+from walmere.sinks.base import LakeSink
 from walmere.sinks.delta.sink import DeltaSink
 
 
@@ -22,10 +22,10 @@ from walmere.sinks.delta.sink import DeltaSink
 class Target:
     """A sink, and what its users see of it."""
 
-    sink: Sink
+    sink: LakeSink
     read: Callable[[TableName], pa.Table]
     read_at: Callable[[TableName, int], pa.Table]
-    again: Callable[[], Sink]  # the same sink, made anew as another process would
+    again: Callable[[], LakeSink]  # the same sink, made anew as another process would
     points: Callable[[str], list[Entry]]  # that a subscription has published
     newest: Callable[[str], Entry | None]
     races: int = 10  # how often two attempts are made at once
@@ -68,5 +68,5 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 
 
 @pytest.fixture
-def sink(target: Target) -> Sink:
+def sink(target: Target) -> LakeSink:
     return target.sink

@@ -35,7 +35,7 @@ from walmere.apply.fold import fold
 from walmere.errors import SinkError, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
-from walmere.sinks.base import APPEND, OVERWRITE, Sink, Upkeep
+from walmere.sinks.base import APPEND, OVERWRITE, LakeSink, Upkeep
 from walmere.storage import Directory
 
 TABLE = TableName("public", "orders")
@@ -69,7 +69,7 @@ def delete(key: int) -> Change:
 TRUNCATE = Change("T")
 
 
-def begin(sink: Sink, *rows: Row, lsn: int = 100, table: TableName = TABLE, schema: pa.Schema = SCHEMA) -> None:
+def begin(sink: LakeSink, *rows: Row, lsn: int = 100, table: TableName = TABLE, schema: pa.Schema = SCHEMA) -> None:
     """As after the copy of a table, made by two tasks."""
     sink.create(table, schema)
     half = len(rows) // 2
@@ -81,14 +81,14 @@ def begin(sink: Sink, *rows: Row, lsn: int = 100, table: TableName = TABLE, sche
     sink.commit(table, staged, Lsn(lsn), OVERWRITE)
 
 
-def tidy(sink: Sink, table: TableName) -> None:
+def tidy(sink: LakeSink, table: TableName) -> None:
     """All upkeep that a table can need."""
     planned = sink.plan_upkeep(table, BY_ID, Upkeep(deleted_share=0))
     sink.replace_files(table, [sink.rewrite_files(work) for work in planned])
     sink.vacuum(table)
 
 
-def do(sink: Sink, *changes: Change, lsn: int = 200, identity: Identity = BY_ID, table: TableName = TABLE) -> int:
+def do(sink: LakeSink, *changes: Change, lsn: int = 200, identity: Identity = BY_ID, table: TableName = TABLE) -> int:
     return sink.apply(table, fold(typed(changes), identity), Lsn(lsn), identity)
 
 
@@ -117,7 +117,7 @@ def test_a_table_that_is_there_is_left_as_it_is(target: Target) -> None:
     expect(target, row(1), lsn=100)
 
 
-def test_rows_with_other_columns_are_refused(sink: Sink) -> None:
+def test_rows_with_other_columns_are_refused(sink: LakeSink) -> None:
     sink.create(TABLE, SCHEMA)
     with pytest.raises(SinkMismatch, match="columns"):
         sink.stage(TABLE, table_of(row(1)).drop_columns(["id"]).to_batches())
@@ -169,7 +169,7 @@ def test_an_evolution_may_run_its_parts_elsewhere(target: Target) -> None:
     assert sorted(target.read(TABLE)["id"].to_pylist()) == [1, 2]
 
 
-def test_a_table_that_is_not_there_is_named(sink: Sink) -> None:
+def test_a_table_that_is_not_there_is_named(sink: LakeSink) -> None:
     for call in (lambda: sink.version(TABLE), lambda: sink.stage(TABLE, []), lambda: do(sink, insert(1))):
         with pytest.raises(SinkMismatch, match=r"public\.orders"):
             call()
@@ -475,7 +475,7 @@ def test_batches_of_any_history_lead_to_its_rows(
     assert same_rows(found, history.after), (sorted(map(str, map(frozen, found))), history.after)
 
 
-RACES: dict[str, Callable[[Sink, int], Any]] = {
+RACES: dict[str, Callable[[LakeSink, int], Any]] = {
     "append": lambda sink, lsn: do(sink, insert(1000 + lsn), lsn=lsn),
     "update": lambda sink, lsn: do(sink, update(1, count=lsn), insert(1000 + lsn), lsn=lsn),
     "multiset": lambda sink, lsn: do(
@@ -489,7 +489,7 @@ RACES: dict[str, Callable[[Sink, int], Any]] = {
 
 
 def racer(again: bytes, name: str, gate: Any, rounds: int, out: Any) -> None:
-    sink: Sink = pickle.loads(again)
+    sink: LakeSink = pickle.loads(again)
     for number in range(rounds):
         gate.wait()
         try:

@@ -28,7 +28,7 @@ from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
-from walmere.sinks.base import OVERWRITE, Sink, StagedFile, Upkeep
+from walmere.sinks.base import OVERWRITE, LakeSink, StagedFile, Upkeep
 from walmere.sinks.delta import rewrite
 from walmere.sinks.delta.maintenance import JOIN_FILES
 from walmere.sinks.delta.parquet import ROW_GROUP_ROWS, row_groups
@@ -63,7 +63,7 @@ def begin(sink: DeltaSink, *parts: pa.Table, schema: pa.Schema = SCHEMA) -> list
     return staged
 
 
-def do(sink: Sink, *changes: Change, lsn: int = 200, identity: Identity = BY_ID, schema: pa.Schema = SCHEMA) -> int:
+def do(sink: LakeSink, *changes: Change, lsn: int = 200, identity: Identity = BY_ID, schema: pa.Schema = SCHEMA) -> int:
     return sink.apply(TABLE, fold(typed(changes, schema), identity), Lsn(lsn), identity)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import pickle
 import random
 import shutil
 import subprocess
@@ -151,8 +151,8 @@ def test_two_tasks_that_apply_one_batch_at_once_are_one_commit(database18: Datab
     database.execute("BEGIN; INSERT INTO t VALUES (0, 'new'); UPDATE t SET v = 'x' WHERE id % 2 = 0; COMMIT")
     receive_all(database, mirror.config)
     with writing_by(attempts.MeetsItsTwin, mirror):
-        sink = pickle.dumps(attempts.MeetsItsTwin(str(tmp_path / "lake")))
-        batches = Batches(mirror.config.subscription.directory, sink, 1)
+        sink = attempts.MeetsItsTwin(str(tmp_path / "lake"))
+        batches = Batches(mirror.config.subscription.directory, 1)
         planned: list[Any] = []
 
         def is_planned() -> bool:  # a batch may wait for more changes
@@ -163,7 +163,7 @@ def test_two_tasks_that_apply_one_batch_at_once_are_one_commit(database18: Datab
         job = planned[1]
         assert isinstance(job, ApplyJob)
         tasks = SparkTasks(session("test", mirror.config.spark.master, {}), "test")
-        results = tasks.map(apply_table, [job, job])
+        results = tasks.map(functools.partial(apply_table, sink=sink), [job, job])
     assert len(attempts.seen(tmp_path / "lake")) == 2
     assert {each.version for each in results} == {before + 1}
     mirror.run_once()

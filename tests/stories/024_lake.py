@@ -17,6 +17,7 @@ from delta_rows import read_delta
 from mirror import Mirror
 from processes import Here
 from walmere.api import Subscription
+from walmere.config import DeltaTarget
 from walmere.errors import OwnedByAnother, SinkMismatch, StateDamaged
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
@@ -35,7 +36,7 @@ def two_tables(database: Database) -> None:
 
 
 def lake(mirror: Mirror) -> Path:
-    assert mirror.config.target is not None
+    assert isinstance(mirror.config.target, DeltaTarget)
     return mirror.config.target.path
 
 

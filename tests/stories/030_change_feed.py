@@ -12,6 +12,7 @@ from bench.delta_spark import DeltaSpark, delta_spark
 from conftest import Database
 from delta_rows import read_delta
 from mirror import Mirror
+from walmere.config import DeltaTarget
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import Upkeep
@@ -44,7 +45,7 @@ def mirror(database18: Database, tmp_path: Path) -> Mirror:
 
 
 def sink_of(mirror: Mirror) -> DeltaSink:
-    assert mirror.config.target is not None
+    assert isinstance(mirror.config.target, DeltaTarget)
     return DeltaSink(str(mirror.config.target.path))
 
 

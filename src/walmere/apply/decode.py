@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +26,15 @@ from walmere.errors import NotMirrored
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.pgoutput.columns import Rows, decode_rows
-from walmere.pgoutput.messages import Relation, ReplicaIdentity
+from walmere.pgoutput.decode import decode as decode_message
+from walmere.pgoutput.messages import Relation, ReplicaIdentity, Truncate
 from walmere.types import PgType
 from walmere.types.base import Codec
 from walmere.types.codec import codec
+from walmere.types.text import Text
+
+_AS_SENT: Final = Text("text", pa.binary())
+"""Keeps PostgreSQL's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,35 @@ class Decoded:
     changes: Changes
     rejects: pa.RecordBatch
     whole: bool = True  # these are all changes, not a part of them
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A TRUNCATE, at its place in the order of changes."""
+
+    commit_lsn: int
+    sequence: int
+    cascade: bool
+    restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextChanges:
+    """The changes of a span in order, their values as PostgreSQL's text. `changes` has no TRUNCATE."""
+
+    changes: Changes
+    commit_lsn: NDArray[np.uint64]
+    sequence: NDArray[np.uint64]
+    truncations: tuple[Truncation, ...] = ()
+
+    def after_truncation(self) -> Changes:
+        """The changes after the last TRUNCATE, or all."""
+        if not self.truncations:
+            return self.changes
+        last = self.truncations[-1]
+        later = self.commit_lsn > last.commit_lsn
+        later |= (self.commit_lsn == last.commit_lsn) & (self.sequence > last.sequence)
+        return self.changes.take(np.flatnonzero(later))
 
 
 class _Columns(NamedTuple):
@@ -162,6 +196,48 @@ def decode(
     if truncated_at is not None and pieces:
         joined = _join([_truncate(schema), joined], schema)
     return Decoded(joined, rejects.rows(), whole)
+
+
+def decode_text(blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | None = None) -> TextChanges | None:
+    """Read the changes of a span that are not yet applied, without casting them; None if there are none.
+
+    `skip`: without the transaction that has this commit LSN.
+    """
+    names = [name for name, *_ in span.shape.columns]
+    into = _Columns(pa.schema([(name, pa.binary()) for name in names]), [_AS_SENT] * len(names), span.identity.key)
+    wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in span.versions]
+    found = list(messages(blocks.directory, wanted, applied, span.end))
+    if skip is not None:
+        found = [(ref, batch.filter(pc.not_equal(batch.column("commit_lsn"), int(skip)))) for ref, batch in found]
+    found = [(ref, batch) for ref, batch in found if batch.num_rows]
+    if not found:
+        return None
+    _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
+    truncations: set[Truncation] = set()
+    pieces, order = [], []
+    for ref, batch in found:
+        is_truncate = pc.equal(batch.column("kind"), "T")
+        for row in batch.filter(is_truncate).select(["commit_lsn", "sequence", "message"]).to_pylist():
+            message = decode_message(row["message"], streamed=ref.segment.streamed)
+            assert isinstance(message, Truncate)
+            at = row["commit_lsn"], row["sequence"]
+            truncations.add(Truncation(*at, message.cascade, message.restart_identity))
+        rows = batch.filter(pc.invert(is_truncate))
+        if not rows.num_rows:
+            continue
+        relation = blocks.versions[ref.block.relation, ref.version].relation
+        decoded = decode_rows(rows.column("message"), relation, streamed=ref.segment.streamed)
+        changes = _cast(rows, decoded, into, Rejects(()))
+        pieces.append(_mark_as_leaves(changes, span.identity) if span.of_leaves else changes)
+        order.append(rows)
+    joined = _join(pieces, into.schema) if pieces else _truncate(into.schema).take(np.zeros(0, np.int64))
+    commits = _column(order, "commit_lsn") if order else np.zeros(0, np.uint64)
+    sequences = _column(order, "sequence") if order else np.zeros(0, np.uint64)
+    if len({ref.block.relation for ref, _ in found}) > 1:
+        place = np.lexsort((sequences, commits))
+        joined, commits, sequences = joined.take(place), commits[place], sequences[place]
+    ordered = sorted(truncations, key=lambda each: (each.commit_lsn, each.sequence))
+    return TextChanges(joined, commits, sequences, tuple(ordered))
 
 
 def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.uint64]:

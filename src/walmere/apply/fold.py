@@ -97,9 +97,9 @@ def fold(changes: Changes, identity: Identity, *, may_exist: bool = False) -> Ne
     if not len(changes) or ((changes.kind == INSERT).all() and not (may_exist and identity.keyed)):
         return replace(_empty(changes, identity, truncate), appends=changes.new)
     if identity.keyed:
-        return _Keyed(changes, identity, truncate).net(may_exist)
+        return KeyedChanges(changes, identity, truncate).net(may_exist)
     if identity.multiset:
-        return _multiset(changes, identity, truncate)
+        return multiset(changes, identity, truncate)
     raise NotMirrored(
         _DOING,
         "there is an UPDATE or DELETE of a table without a replica identity",
@@ -162,8 +162,8 @@ class _Tuples:
         return [pa.nulls(self.count, column.type) for column in self.new] if self.old is None else self.old
 
 
-class _Keyed:
-    """A fold by key."""
+class KeyedChanges:
+    """Changes as events of keys."""
 
     def __init__(self, changes: Changes, identity: Identity, truncate: bool) -> None:
         self.changes = changes
@@ -183,8 +183,8 @@ class _Keyed:
         old_rows, new_rows = np.flatnonzero(has_old), np.flatnonzero(kind != DELETE)
         self.keys: _Columns = []
         for column in key:
-            parts = [_take(self.tuples.old[column], old_rows)] if self.tuples.old is not None else []
-            self.keys.append(pa.concat_arrays([*parts, _take(self.tuples.new[column], new_rows)]))
+            parts = [take(self.tuples.old[column], old_rows)] if self.tuples.old is not None else []
+            self.keys.append(pa.concat_arrays([*parts, take(self.tuples.new[column], new_rows)]))
         if any(column.null_count for column in self.keys):
             raise NotMirrored(
                 _DOING,
@@ -225,7 +225,7 @@ class _Keyed:
         added = np.sort(last_change[~found & exists])
         deletes = self.key_table(self.old_place[removed])
         if not any(mask is not None for mask in self.tuples.unchanged):
-            rows = [[_take(column, some) for column in self.tuples.new] for some in (replaced, added)]
+            rows = [[take(column, some) for column in self.tuples.new] for some in (replaced, added)]
             upserts, appends = (pa.Table.from_arrays(columns, schema=self.schema) for columns in rows)
             return replace(self.empty(), deletes=deletes, upserts=upserts, appends=appends)
         return self.net_with_unchanged(deletes, replaced, added)
@@ -242,7 +242,7 @@ class _Keyed:
                 sources.append(None)
                 carried.append(None)
                 continue
-            source = _follow(mask, parent)[both]
+            source = follow(mask, parent)[both]
             missing = mask[source]
             ends_at[missing] = source[missing]
             open_ended |= missing
@@ -259,7 +259,7 @@ class _Keyed:
         tables = []
         for some in (chosen, np.flatnonzero(~is_upsert)):
             columns = [
-                _take(column, both[some] if source is None else source[some])
+                take(column, both[some] if source is None else source[some])
                 for column, source in zip(self.tuples.new, sources, strict=True)
             ]
             tables.append(pa.Table.from_arrays(columns, schema=self.schema))
@@ -292,10 +292,10 @@ class _Keyed:
 
     def key_table(self, place: I64) -> pa.Table:
         schema = pa.schema([self.schema.field(name) for name in self.identity.key])
-        return pa.Table.from_arrays([_take(column, place) for column in self.keys], schema=schema)
+        return pa.Table.from_arrays([take(column, place) for column in self.keys], schema=schema)
 
 
-def _follow(unchanged: Mask, parent: I64) -> I64:
+def follow(unchanged: Mask, parent: I64) -> I64:
     """For each change, the nearest earlier change of its row that has the value, or else the row's first change."""
     jump = np.where(unchanged & (parent >= 0), parent, np.arange(len(parent)))
     while True:
@@ -305,7 +305,8 @@ def _follow(unchanged: Mask, parent: I64) -> I64:
         jump = further
 
 
-def _multiset(changes: Changes, identity: Identity, truncate: bool) -> Net:
+def multiset(changes: Changes, identity: Identity, truncate: bool) -> Net:
+    """The net effect of changes of rows that have no key."""
     kind = changes.kind
     if ((changes.old_kind != OLD) & (kind != INSERT)).any():
         raise NotMirrored(_DOING, "an UPDATE or DELETE of a table with REPLICA IDENTITY FULL does not have its old row")
@@ -314,7 +315,7 @@ def _multiset(changes: Changes, identity: Identity, truncate: bool) -> Net:
         raise NotMirrored(_DOING, "a value was not sent, and is not in the old row either")
     old_rows, new_rows = np.flatnonzero(kind != INSERT), np.flatnonzero(kind != DELETE)
     rows = [
-        pa.concat_arrays([_take(old, old_rows), _take(new, new_rows)])
+        pa.concat_arrays([take(old, old_rows), take(new, new_rows)])
         for old, new in zip(tuples.old_columns(), tuples.new, strict=True)
     ]
     code, different = codes(rows)
@@ -329,13 +330,13 @@ def _multiset(changes: Changes, identity: Identity, truncate: bool) -> Net:
     added = np.sort(np.repeat(example[more], change[more]))
     schema = changes.new.schema
     deletes, appends = (
-        pa.Table.from_arrays([_take(column, some) for column in rows], schema=schema)
-        for some in (example[fewer], added)
+        pa.Table.from_arrays([take(column, some) for column in rows], schema=schema) for some in (example[fewer], added)
     )
     return replace(_empty(changes, identity, truncate), deletes=deletes, counts=-change[fewer], appends=appends)
 
 
-def _take(column: pa.Array, rows: I64) -> pa.Array:
+def take(column: pa.Array, rows: I64) -> pa.Array:
+    """These rows of a column."""
     if len(rows) == len(column) and (not len(rows) or (np.diff(rows) == 1).all()):
         return column  # ascending places, as many as there are rows: all rows in order
     return column.take(pa.array(rows))

@@ -20,7 +20,6 @@ class ApplyJob:
     shape: Shape  # that the target has
     blocks: Blocks
     types: dict[int, PgType]
-    sink: bytes  # pickled, so that the driver's Spark code does not depend on it
     end_lsn: Lsn
     partial: bool  # see Definition
     identity: Identity | None  # of a partitioned table, as its leaves have it
@@ -44,3 +43,4 @@ class Batch:
     tables: tuple[int, ...]  # that take part: those whose copy was committed when the batch was planned
     log_start: Lsn = INVALID_LSN  # where the log begins
     not_in_log: tuple[int, ...] = ()  # tables that need changes which the log no longer has
+    skip: Lsn | None = None  # leave out the transaction with this commit LSN

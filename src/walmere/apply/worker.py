@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from walmere.definition import Shape
 from walmere.errors import NotMirrored, SinkMismatch, TypeMismatch
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
-from walmere.sinks.base import Sink, StagedFile
+from walmere.sinks.base import LakeSink, StagedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +58,17 @@ class Staged:
     found: int = 0  # version of the table when the task began
 
 
-def apply_table(job: ApplyJob) -> Applied:
+def apply_table(job: ApplyJob, sink: LakeSink) -> Applied:
     """Bring one table to the end of the batch. Runs in a Spark task, and may run several times, also at once."""
     began = time.monotonic()
     try:
-        result = _apply_job(job)
+        result = _apply_job(job, sink)
     except (NotMirrored, SinkMismatch, TypeMismatch) as error:
         result = Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=str(error)))
     return replace(result, seconds=time.monotonic() - began)
 
 
-def _apply_job(job: ApplyJob) -> Applied:
-    sink: Sink = pickle.loads(job.sink)  # noqa: S301
+def _apply_job(job: ApplyJob, sink: LakeSink) -> Applied:
     name = job.shape.table
     found = sink.standing(name)
 
@@ -100,7 +98,7 @@ def _apply_job(job: ApplyJob) -> Applied:
     return result
 
 
-def _apply_spans(job: ApplyJob, sink: Sink, result: Applied) -> Applied:
+def _apply_spans(job: ApplyJob, sink: LakeSink, result: Applied) -> Applied:
     reached = result.lsn
     while (span := changes.next_span(job.blocks, job.shape, reached, job.identity)) is not None:
         if span.shape != job.shape or span.empty:
@@ -113,7 +111,7 @@ def _apply_spans(job: ApplyJob, sink: Sink, result: Applied) -> Applied:
     return result
 
 
-def _apply_span(job: ApplyJob, sink: Sink, span: Span, reached: Lsn | None, before: Applied) -> Applied:
+def _apply_span(job: ApplyJob, sink: LakeSink, span: Span, reached: Lsn | None, before: Applied) -> Applied:
     name = job.shape.table
     decoded = changes.decode(job.blocks, span, job.types, reached, job.part)
     if decoded is None:
@@ -137,7 +135,7 @@ def _apply_span(job: ApplyJob, sink: Sink, span: Span, reached: Lsn | None, befo
 
 
 def _stage_rejects(
-    job: ApplyJob, sink: Sink, span: Span, reached: Lsn | None, rejects: pa.RecordBatch
+    job: ApplyJob, sink: LakeSink, span: Span, reached: Lsn | None, rejects: pa.RecordBatch
 ) -> list[StagedFile]:
     """Stage the rejects that are new. The rejects table is committed first, so it may be ahead of the table."""
     if not rejects.num_rows:
@@ -153,7 +151,7 @@ def _stage_rejects(
     return sink.stage(name, [rejects])
 
 
-def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> int | None:
+def _commit_rejects(sink: LakeSink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> int | None:
     """Returns the number of rows in the rejects table; None if none were added."""
     if not rejects:
         return None
@@ -161,7 +159,7 @@ def _commit_rejects(sink: Sink, name: TableName, rejects: list[StagedFile], lsn:
     return sink.count(Rejects.table(name))
 
 
-def commit_staged(sink: Sink, results: Sequence[Applied], end_lsn: Lsn) -> list[Applied]:
+def commit_staged(sink: LakeSink, results: Sequence[Applied], end_lsn: Lsn) -> list[Applied]:
     """Commit what several tasks have staged for a table, in one commit. Returns one result per table."""
     parts: dict[int, list[Applied]] = {}
     for result in results:
@@ -169,7 +167,7 @@ def commit_staged(sink: Sink, results: Sequence[Applied], end_lsn: Lsn) -> list[
     return [some[0] if len(some) == 1 else _commit_parts(sink, some, end_lsn) for some in parts.values()]
 
 
-def _commit_parts(sink: Sink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied:
+def _commit_parts(sink: LakeSink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied:
     staged = [part.staged for part in parts if part.staged is not None]
     refused = [part for part in parts if part.stopped is not None]
     if refused or not staged:

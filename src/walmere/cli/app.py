@@ -107,7 +107,7 @@ def demo(
 def check(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
     """Check the source and this machine. Each problem and warning comes with its fix. Exits with 1 on a problem."""
     from walmere.cli import output
-    from walmere.publisher.connect import describe
+    from walmere.libpq import describe
 
     subscription = Subscription(config)
     report = subscription.check()
@@ -170,6 +170,16 @@ def resync(
         print(f"{names}: will be copied again by the running process, or by the next `walmere run`")
     else:
         print(f"{names}: copied again by the running process" if running else f"{names}: copied again")
+
+
+@app.command()
+def skip(
+    lsn: Annotated[Lsn, typer.Argument(parser=_lsn, metavar="LSN", help="The commit LSN of the transaction.")],
+    config: ConfigFile = _DEFAULT,
+) -> None:
+    """Leave out a transaction that cannot be applied to the target, as ALTER SUBSCRIPTION … SKIP."""
+    Subscription(config).skip(lsn)
+    print(f"the transaction with the commit LSN {lsn} will be left out")
 
 
 @app.command()

@@ -86,6 +86,8 @@ def configured(file: Path) -> Lake:
     loaded = config.load(file)
     if loaded.target is None:
         raise ConfigError(f"reading {file}", "there is no [target]", "add [target], which names the lake")
+    if not isinstance(loaded.target, config.DeltaTarget):
+        raise ConfigError(f"opening the lake of {file}", "its target is a PostgreSQL database", "read it with SQL")
     return lake(loaded.target.path, loaded.subscription.name)
 
 

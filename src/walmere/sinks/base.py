@@ -46,7 +46,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +92,18 @@ class Net:
     def append_only(self) -> bool:
         """Whether no row of the target has to be searched."""
         return not (len(self.deletes) or len(self.upserts))
+
+
+@dataclass(frozen=True, slots=True)
+class RowNet:
+    """The net effect of a batch on the rows of one table of a database. Its parts are applied in order."""
+
+    deletes: pa.Table  # keys of the rows to delete; of a multiset, whole rows, all different
+    counts: NDArray[np.int64] | None  # of a multiset: how many rows equal to each of `deletes` to delete
+    updates: pa.Table  # rows with their new values
+    update_keys: pa.Table  # and the keys that they had before the batch
+    unchanged: tuple[Mask | None, ...]  # per column of `updates`, where the value stays; None: nowhere
+    inserts: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +181,7 @@ class LedgerWriter(Protocol):
 
 
 class Sink(Protocol):
-    """A target. In every version that a method returns, its effect is visible."""
+    """A target: a lake, or a database. In every version that a method returns, its effect is visible."""
 
     @property
     def keep_seconds(self) -> float:
@@ -179,16 +191,16 @@ class Sink(Protocol):
     def spreads(self) -> bool:
         """Whether `stage_changes` is supported, and a batch costs what it changes."""
 
+    @property
+    def transactional(self) -> bool:
+        """Whether a batch of all tables is one transaction, and values are PostgreSQL's text: a database."""
+
+    @property
+    def batch_interval(self) -> float:
+        """Seconds between the beginnings of two batches, at least, in a run without an end: each has a fixed cost."""
+
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> Sink:
         """The same sink, writing for this owner. `take_over`: `claim` and `create` take tables from other owners."""
-
-    def create(self, table: TableName, schema: pa.Schema) -> int:
-        """Create an empty table with these columns, if it does not exist.
-
-        An existing table that has an LSN was written by Walmere, and may have other columns: a copy will replace them.
-        A table with other columns and rows of another program is refused. So is one of another owner, unless
-        `take_over` is set.
-        """
 
     def claim(self, table: TableName) -> bool:
         """Make sure that a table, if it exists, belongs to the owner. A table of an earlier version gets it.
@@ -211,6 +223,60 @@ class Sink(Protocol):
 
     def changed_by_others(self, table: TableName, after: int, upto: int) -> str | None:
         """The first commit after a version, up to another, in which another program changes rows; None: none does."""
+
+    def extent(self, table: TableName) -> Extent | None:
+        """How large a table is now; None if it does not exist."""
+
+    def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> Sequence[UpkeepWork]:
+        """What of the table is to be rewritten now, without changing its rows. Each item is work for one task."""
+
+    def rewrite_files(self, work: Any) -> Any:
+        """Do an item of `plan_upkeep`, from within a task. Batches may be applied meanwhile. Nothing is visible."""
+
+    def replace_files(self, table: TableName, done: Sequence[Any]) -> int | None:
+        """Commit what tasks have rewritten. LSN and rows stay. Returns the version; None: there was nothing to commit.
+
+        Rows that batches have changed meanwhile stay changed.
+        """
+
+    def vacuum(self, table: TableName) -> None:
+        """Delete the files that are no longer needed: no version that can be read has them."""
+
+    def applied(self, table: TableName) -> Lsn | None:
+        """The LSN that the table has reached; None if it has none, or does not exist."""
+
+    def count(self, table: TableName) -> int:
+        """The number of rows; 0 if the table does not exist."""
+
+    def version(self, table: TableName) -> int:
+        """The newest version of the table."""
+
+    def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:
+        """All rows of a version, in at least so many pieces if the table is large enough."""
+
+    def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece, from within a task, a few at a time; with these columns, or all."""
+
+    def points(self, subscription: str) -> Sequence[Entry]:
+        """The points of a subscription in the target, oldest first; none if they cannot be read."""
+
+    def open_ledger(self, subscription: str, entries: Iterable[Entry]) -> LedgerWriter:
+        """Become the writer of a subscription's points. `entries` replace the points in the target.
+
+        If there are none, the points in the target stay until the first `append`.
+        """
+
+
+class LakeSink(Sink, Protocol):
+    """A target of files: tables are committed one by one, and tasks stage files for it."""
+
+    def create(self, table: TableName, schema: pa.Schema) -> int:
+        """Create an empty table with these columns, if it does not exist.
+
+        An existing table that has an LSN was written by Walmere, and may have other columns: a copy will replace them.
+        A table with other columns and rows of another program is refused. So is one of another owner, unless
+        `take_over` is set.
+        """
 
     def stage(
         self,
@@ -256,47 +322,10 @@ class Sink(Protocol):
         perhaps in tasks.
         """
 
-    def extent(self, table: TableName) -> Extent | None:
-        """How large a table is now; None if it does not exist."""
 
-    def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> Sequence[UpkeepWork]:
-        """What of the table is to be rewritten now, without changing its rows. Each item is work for one task."""
-
-    def rewrite_files(self, work: Any) -> Any:
-        """Do an item of `plan_upkeep`, from within a task. Batches may be applied meanwhile. Nothing is visible."""
-
-    def replace_files(self, table: TableName, done: Sequence[Any]) -> int | None:
-        """Commit what tasks have rewritten. LSN and rows stay. Returns the version; None: there was nothing to commit.
-
-        Rows that batches have changed meanwhile stay changed.
-        """
-
-    def vacuum(self, table: TableName) -> None:
-        """Delete the files that are no longer needed: no version that can be read has them."""
-
-    def applied(self, table: TableName) -> Lsn | None:
-        """The LSN that the table has reached; None if it has none, or does not exist."""
-
-    def count(self, table: TableName) -> int:
-        """The number of rows; 0 if the table does not exist."""
-
-    def version(self, table: TableName) -> int:
-        """The newest version of the table."""
-
-    def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:
-        """All rows of a version, in at least so many pieces if the table is large enough."""
-
-    def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece, from within a task, a few at a time; with these columns, or all."""
-
-    def points(self, subscription: str) -> Sequence[Entry]:
-        """The points of a subscription in the target, oldest first; none if they cannot be read."""
-
-    def open_ledger(self, subscription: str, entries: Iterable[Entry]) -> LedgerWriter:
-        """Become the writer of a subscription's points. `entries` replace the points in the target.
-
-        If there are none, the points in the target stay until the first `append`.
-        """
+def is_lake(sink: Sink) -> TypeGuard[LakeSink]:
+    """Whether tables are committed one by one. Otherwise it is a database: `walmere.sinks.postgres.sink`."""
+    return not sink.transactional
 
 
 _DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|os error 28\b")

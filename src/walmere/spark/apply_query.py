@@ -46,11 +46,11 @@ from walmere.ledger.entry import Entry, now
 from walmere.ledger.file import Ledger
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.owner import Owner
-from walmere.sinks.base import LedgerWriter, Sink, full_or
+from walmere.sinks.base import LedgerWriter, Sink, full_or, is_lake
 from walmere.spark.failures import Failure, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.reference_source import SOURCE, ReferenceSource
 from walmere.storage import read_error, reserve_error
-from walmere.subscription import state, target
+from walmere.subscription import skipping, state, target
 from walmere.subscription.pace import Pace
 from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.state import Phase, TableState
@@ -65,13 +65,31 @@ _FULL_BELOW: Final = 1 << 20
 """A disk with fewer free bytes is full."""
 
 
-def _apply(batches: Iterable[pa.RecordBatch], tries: int) -> Iterator[pa.RecordBatch]:
+def _apply(batches: Iterable[pa.RecordBatch], sink: Sink, tries: int) -> Iterator[pa.RecordBatch]:
     """Apply the jobs of a task. Returns the results pickled."""
     for batch in batches:
-        for reference in batch.column("reference").to_pylist():
-            work = pickle.loads(reference)  # noqa: S301
-            result = result_or_failure(tries, apply_table, work) if isinstance(work, ApplyJob) else work
+        work = [pickle.loads(reference) for reference in batch.column("reference").to_pylist()]  # noqa: S301
+        if is_lake(sink):
+            results: Iterator[Any] = (
+                result_or_failure(tries, apply_table, each, sink) if isinstance(each, ApplyJob) else each
+                for each in work
+            )
+        else:
+            results = _apply_together(work, sink, tries)
+        for result in results:
             yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+
+
+def _apply_together(work: Sequence[ApplyJob | Batch], sink: Sink, tries: int) -> Iterator[Any]:
+    """Apply a whole batch in one transaction."""
+    # here, because it imports the driver of a database, which other targets do not need
+    from walmere.apply.transaction import apply_batch  # noqa: PLC0415
+
+    jobs = [each for each in work if isinstance(each, ApplyJob)]
+    [batch] = [each for each in work if isinstance(each, Batch)]
+    yield batch
+    done = result_or_failure(tries, apply_batch, jobs, batch, sink)
+    yield from [done] if isinstance(done, Failure) else done
 
 
 def _state_after(known: TableState, result: Applied | None, end_lsn: Lsn) -> TableState:
@@ -207,9 +225,9 @@ class Apply:
         stream = (
             self._spark.readStream.format(SOURCE)
             .option("directory", str(self._directory))
-            .option("sink", pickle.dumps(self._sink).hex())
             .option("parallelism", self._spark.sparkContext.defaultParallelism)
             .option("spread", self._sink.spreads)
+            .option("transactional", self._sink.transactional)
             .load()
         )
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
@@ -280,10 +298,10 @@ class Apply:
 
     def _do_batch(self, references: DataFrame) -> None:
         self._began = now()
-        tries = attempts(self._spark.sparkContext)
+        sink, tries = self._sink, attempts(self._spark.sparkContext)
 
         def apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return _apply(batches, tries)
+            return _apply(batches, sink, tries)
 
         try:
             rows = references.mapInArrow(apply, "result binary").collect()
@@ -312,7 +330,7 @@ class Apply:
         """Commit staged files, then update the states of the tables and the ledger."""
         [batch] = [result for result in results if isinstance(result, Batch)]
         tasks = [result for result in results if isinstance(result, Applied)]
-        applied = commit_staged(self._sink, tasks, batch.end_lsn)
+        applied = commit_staged(self._sink, tasks, batch.end_lsn) if is_lake(self._sink) else tasks
         results_of = {result.oid: result for result in applied}
         before = {oid: known for oid in batch.tables if (known := self._tables.get(oid)) is not None}
         changed = self._tables.change(
@@ -350,6 +368,7 @@ class Apply:
                 self._lake_ledger.append(entry)
         self._keep_log(batch.end_lsn)
         self.applied = batch.end_lsn
+        skipping.passed(self._directory, batch.end_lsn)
         if self._pace is not None:
             self._pace.batch_wrote(sum(self._written(before[each.oid]) for each in applied if each.oid in before))
         self._on_batch(applied, batch.end_lsn)

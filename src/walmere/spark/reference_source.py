@@ -39,9 +39,10 @@ class _References(DataSourceStreamReader):
         if self._opened is None:
             from walmere.subscription.batches import Batches
 
-            sink = bytes.fromhex(self._options["sink"])
-            parallelism, spread = int(self._options["parallelism"]), self._options["spread"] == "true"
-            self._opened = Batches(Path(self._options["directory"]), sink, parallelism, spread=spread)
+            spread, transactional = (self._options[name] == "true" for name in ("spread", "transactional"))
+            parallelism = int(self._options["parallelism"])
+            directory = Path(self._options["directory"])
+            self._opened = Batches(directory, parallelism, spread=spread, transactional=transactional)
         return self._opened
 
     def initialOffset(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from walmere.changelog.plan import BlockRef, Blocks, Planner, divide
 from walmere.definition import Shape
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
-from walmere.subscription import cuts
+from walmere.subscription import cuts, skipping
 from walmere.subscription.pace import next_batch
 from walmere.subscription.tables import Tables
 
@@ -40,11 +40,14 @@ def _weight(work: ApplyJob | Batch) -> int:
 class Batches:
     """Plans the batches of one query."""
 
-    def __init__(self, directory: Path, sink: bytes, parallelism: int, *, spread: bool = False) -> None:
-        """`spread`: the sink can apply the parts of a batch of one table in several tasks."""
+    def __init__(self, directory: Path, parallelism: int, *, spread: bool = False, transactional: bool = False) -> None:
+        """`spread`: the sink can apply the parts of a batch of one table in several tasks.
+
+        `transactional`: one task applies a batch of all tables.
+        """
+        self._transactional = transactional
         self._spread = spread
         self._directory = directory
-        self._sink = sink
         self._parallelism = parallelism
         self._end: Lsn | None = None
         self._planner = Planner(self._log)
@@ -99,7 +102,9 @@ class Batches:
             for relation in each.relations
         }
         plan = self._planner.plan(positions, end_lsn, owners)
-        batch = Batch(end_lsn, plan.commit_time, tuple(each.oid for each in behind), log_start, tuple(not_in_log))
+        taking_part = tuple(each.oid for each in behind)
+        skip = skipping.requested(self._directory) if self._transactional else None
+        batch = Batch(end_lsn, plan.commit_time, taking_part, log_start, tuple(not_in_log), skip)
         work: list[ApplyJob | Batch] = [batch]
         for oid, refs in plan.blocks.items():
             used = {(ref.block.relation, ref.version) for ref in refs}
@@ -112,6 +117,7 @@ class Batches:
             is_keyed = definition is not None and definition.key_identity is not None
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
+            whole &= not self._transactional
             divided = divide(refs, self._parallelism, MIN_TASK_BYTES) if whole else [refs]
             parts: list[Part | None] = [None] * len(divided)
             if len(divided) == 1 and len(versions) == 1 and self._spread and is_keyed:
@@ -125,7 +131,6 @@ class Batches:
                     shape,
                     blocks,
                     tables.types,
-                    self._sink,
                     end_lsn,
                     partial,
                     identity,
@@ -147,6 +152,8 @@ class Batches:
 
         A batch that rewrites files costs what the table has, not the change, so its jobs stay apart.
         """
+        if self._transactional:
+            return [list(work)]
         if not self._spread:
             return [[each] for each in work]
         groups: list[tuple[int, list[ApplyJob | Batch]]] = [(0, []) for _ in range(self._parallelism)]

@@ -14,7 +14,7 @@ from typing import Final
 
 from walmere import paths
 from walmere.changelog.writer import header_of
-from walmere.config import Config
+from walmere.config import Config, DeltaTarget
 from walmere.errors import ChangeLogError, PublicationMissing, SlotLost, SlotMissing, SlotUnsuitable, WalmereError
 from walmere.publisher.check import check as check_source
 from walmere.publisher.check_slot import Subscriber
@@ -66,7 +66,7 @@ def _change_log(config: Config) -> Iterator[Finding]:
 
 def _directories(config: Config) -> Iterator[Finding]:
     places = {"state_directory": config.subscription.directory}
-    if config.target is not None:
+    if isinstance(config.target, DeltaTarget):
         places["lake_directory"] = config.target.path
     for name, path in places.items():
         there = _nearest(path)

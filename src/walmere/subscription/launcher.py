@@ -47,8 +47,6 @@ _log = logging.getLogger(__name__)
 
 CONCURRENT_COPIES: Final = 2
 """Tables that are copied at the same time. Each copy uses all cores."""
-BATCH_INTERVAL: Final = 0.5
-"""Seconds between the beginnings of two batches, at least, in a run without an end: each batch has a fixed cost."""
 MAX_STARTS: Final = 6
 """The run fails after this many starts of the query in a row that applied nothing."""
 STOP_TIMEOUT: Final = 6.0
@@ -225,6 +223,7 @@ class Launcher:
     def _claim(self) -> None:
         """Check that the target's tables belong to this subscription."""
         owner, published = ownership.find(self._config)
+        ownership.require_target(self._config, self.apply.sink)
         if (messages := self._messages_table()) is not None:
             published = [*published, TableState(messages, MESSAGES_OID)]
         self._sync.use(self.apply.claim(owner, published, take_over=self._take_over))
@@ -325,7 +324,7 @@ class Launcher:
         """Start the query. Returns None if the start has to be retried."""
         self._applied_at_start = self.apply.applied
         try:
-            query: Query = self.apply.start(BATCH_INTERVAL if until is None else 0.0)
+            query: Query = self.apply.start(self.apply.sink.batch_interval if until is None else 0.0)
         except Exception as error:  # Spark starts Python processes here, which can fail
             self._retry_or_raise(error, until)
             return None

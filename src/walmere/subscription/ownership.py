@@ -18,6 +18,8 @@ from walmere.publisher import catalog
 from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import identify_system
+from walmere.sinks.base import Sink
+from walmere.sinks.postgres.sink import PostgresSink
 from walmere.subscription.state import TableState
 
 
@@ -34,6 +36,21 @@ def find(config: Config) -> tuple[Owner, Sequence[TableState]]:
             return Owner(name, header.system_identifier, 0), ()
     identifier, oid, tables = _read_source(config)
     return Owner(name, identifier, oid), tables
+
+
+def require_target(config: Config, sink: Sink) -> None:
+    """Before anything is created or copied: raise if a database as the target lacks a published table or column."""
+    if not isinstance(sink, PostgresSink) or header_of(config.changelog) is not None:
+        return
+    source = config.source
+    gather = config.target is not None and config.target.gather_partitions
+    with (
+        closing(connect(source, "walmere launcher")) as connection,
+        translate_errors(source, "reading catalogs"),
+    ):
+        catalog.require_publications(connection, source.publications)
+        published = catalog.published_tables(connection, source.publications, gather)
+    sink.require_tables({TableName(each.schema, each.name): each.columns for each in published})
 
 
 def _read_source(config: Config) -> tuple[str, int, Sequence[TableState]]:

@@ -34,10 +34,13 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.publisher import catalog, copy, snapshot, table
 from walmere.publisher.connect import Connection, connect, translate_errors
+from walmere.publisher.ddl import TableDdl, table_ddl
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.stream import identify_system
 from walmere.publisher.table import Range, Table
-from walmere.sinks.base import OVERWRITE, Sink, StagedFile
+from walmere.sinks.base import OVERWRITE, Sink, StagedFile, is_lake
+from walmere.sinks.postgres.copying import Copy
+from walmere.sinks.postgres.sink import PostgresSink
 from walmere.subscription import state
 from walmere.subscription.discovery import Discovery, identity_of, require_other_name
 from walmere.subscription.evolution import in_place
@@ -110,6 +113,7 @@ def copied_rows(task: CopyTask, rejects: Rejects) -> Iterator[pa.RecordBatch]:
 
 def copy_piece(task: CopyTask) -> Copied:
     """Copy one range. Runs in a Spark task."""
+    assert is_lake(task.sink)
     rows = 0
     rejects = Rejects(task.table.key)
 
@@ -128,6 +132,33 @@ def copy_piece(task: CopyTask) -> Copied:
     return Copied(
         files, rows, task.sink.stage(Rejects.table(name), [rejected]) if rejected.num_rows else [], rejected.num_rows
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TextCopyTask:
+    """One range of a table, which goes to a database as the text that the source sends."""
+
+    source: Source
+    snapshot: Snapshot
+    table: Table
+    piece: Range
+    number: int
+    copy: Copy
+
+
+def copy_text_piece(task: TextCopyTask) -> int:
+    """Copy one range. Runs in a Spark task. Returns the number of rows."""
+    rows = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal rows
+        command = table.copy_command(task.table, task.piece)
+        for text in copy.copy_out(task.source, "walmere copy", task.snapshot, command, task.piece.part):
+            rows += text.count(b"\n")
+            yield text
+
+    task.copy.copy_range(str(task.number), pieces())
+    return rows
 
 
 def look(connection: Connection, source: Source, oid: int, gather: bool) -> tuple[Table, dict[int, PgType]]:
@@ -194,7 +225,7 @@ class TableSync:
         require_other_name(name, (each.table for each in self._tables if not each.of_messages))
         if known is not None and known.table != name:
             self._tables.change({MESSAGES_OID: state.unpublished})
-        if name is not None and (known is None or known.table != name):
+        if name is not None and (known is None or known.table != name) and is_lake(self._sink):
             self._sink.create(name, MESSAGES)
             self._tables.put(TableState(name, MESSAGES_OID, Phase.READY, start_lsn, start_lsn))
 
@@ -256,13 +287,18 @@ class TableSync:
             # before the filenodes, so that a rewrite after it is noticed
             missing = table.missing_values(connection, oid)
             described, types = look(connection, self._source, oid, self._gather)
+            added = None if is_lake(self._sink) else table_ddl(connection, described).added
         self._tables.add_types(types)
         now = self._definition(described)
         evolution = None if missing is None else in_place(had, now, missing, self._tables.types)
         if evolution is None or not now.shape(known.table).same(known.awaits):
             self._tables.change({oid: state.copy_again})
             return
-        version = self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
+        if is_lake(self._sink):
+            version = self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
+        else:
+            assert isinstance(self._sink, PostgresSink)
+            version = self._sink.add_columns(known.table, added or {})
         self._tables.change({oid: lambda its: state.evolved(its, now, version)})
 
     def _copy(self, known: TableState) -> None:
@@ -280,9 +316,14 @@ class TableSync:
             ):
                 catalog.set_timeouts(connection)
                 described, types = look(connection, source, known.oid, self._gather)
+                statements = None if is_lake(self._sink) else table_ddl(connection, described)
             if (described.schema, described.name) != known.table:
                 raise SourceUnavailable(f"copying {known.name}", f"it was renamed to {described}")
             self._tables.add_types(types)
+            if statements is not None:
+                self._copy_text(known, described, exported, statements)
+                return
+            assert is_lake(self._sink)
             codecs = codecs_of(described, types)
             schema = schema_of(described, codecs)
             self._sink.create(known.table, schema)
@@ -298,6 +339,27 @@ class TableSync:
             work = [CopyTask(source, exported, described, piece, codecs, self._sink) for piece in pieces]
             copied: list[Copied] = self._tasks.map(copy_piece, work)
         self._commit(known.table, described, schema, copied, exported.lsn)
+
+    def _copy_text(self, known: TableState, described: Table, exported: Snapshot, statements: TableDdl) -> None:
+        """Copy a table into a database. A copy that fails leaves nothing there."""
+        sink = self._sink
+        assert isinstance(sink, PostgresSink)
+        names = [column.name for column in described.columns]
+        begun = sink.begin_copy(known.table, names, statements.create, statements.after)
+        self.read_rows.add(known.oid)
+        pieces = table.ranges(described, self._tasks.parallelism)
+        try:
+            work = [
+                TextCopyTask(self._source, exported, described, piece, number, begun)
+                for number, piece in enumerate(pieces)
+            ]
+            rows = sum(self._tasks.map(copy_text_piece, work))
+            version = begun.finish(exported.lsn)
+        except BaseException:
+            with suppress(WalmereError):  # the next copy removes it, too
+                begun.abandon()
+            raise
+        self._finish(known.table, described, rows, 0, version)
 
     @contextmanager
     def _exported(self, slot: str) -> Iterator[Snapshot]:
@@ -321,12 +383,15 @@ class TableSync:
             raise SourceUnavailable(f"copying {known.name}", "it was removed from the publication, or renamed")
 
     def _commit(self, name: TableName, described: Table, schema: pa.Schema, copied: list[Copied], lsn: Lsn) -> None:
+        assert is_lake(self._sink)
         rejects = [file for each in copied for file in each.rejects]
         if rejects or self._sink.count(Rejects.table(name)):  # those of the previous copy are replaced, too
             self._sink.commit(Rejects.table(name), rejects, lsn, OVERWRITE)
         version = self._sink.commit(name, [file for each in copied for file in each.files], lsn, OVERWRITE, schema)
         rows, rejected = sum(each.rows for each in copied), sum(each.rejected for each in copied)
+        self._finish(name, described, rows, rejected, version)
 
+    def _finish(self, name: TableName, described: Table, rows: int, rejected: int, version: int) -> None:
         def finish(its: TableState) -> TableState:
             if its.table != name or not its.copying:
                 return its  # it was removed from the publication, or has to be copied again

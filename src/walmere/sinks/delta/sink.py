@@ -69,6 +69,16 @@ class DeltaSink(DeltaTables):
         """Whether several tasks can apply a batch of one table."""
         return self.deletion_vectors
 
+    @property
+    def transactional(self) -> bool:
+        """Tables are committed one by one."""
+        return False
+
+    @property
+    def batch_interval(self) -> float:
+        """Seconds between the beginnings of two batches: each writes at least a file and a commit per table."""
+        return 0.5
+
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> DeltaSink:
         """The same sink, writing for this owner."""
         return replace(self, owner=owner, take_over=take_over)

@@ -1,0 +1,188 @@
+"""The apply worker in a task, for a target that is a database: a batch of all tables is one transaction. No PySpark.
+
+Values stay PostgreSQL's text. For each table, the changes are folded to a net effect, which is applied by sets of rows;
+or they are applied row by row, in the order of the source. See `walmere.sinks.postgres.transaction`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walmere.apply.decode import TextChanges, Truncation, decode_text, next_span
+from walmere.apply.fold import Changes
+from walmere.apply.fold_rows import fold_rows
+from walmere.apply.jobs import ApplyJob, Batch
+from walmere.apply.standing import compare
+from walmere.apply.worker import Applied, Stopped
+from walmere.errors import NotMirrored, SinkMismatch, TypeMismatch
+from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
+from walmere.sinks.base import Standing
+from walmere.sinks.postgres.relation import TargetRelation, missing_table
+from walmere.sinks.postgres.rows import RowChanges, TruncateRows
+from walmere.sinks.postgres.sink import PostgresSink
+from walmere.sinks.postgres.transaction import TargetTransaction
+
+_DOING = "applying changes to the target"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be applied to one table."""
+
+    table: TableName
+    identity: Identity
+    changes: TextChanges
+    end: Lsn
+
+
+def apply_batch(jobs: Sequence[ApplyJob], batch: Batch, sink: PostgresSink) -> list[Applied]:
+    """Apply the jobs of a batch in one transaction. May run several times, also at once."""
+    if not jobs:
+        return []
+    began = time.monotonic()
+    with sink.transaction([job.shape.table for job in jobs]) as transaction:
+        results: dict[int, Applied] = {}
+        work: list[_Work] = []
+        for job in jobs:
+            try:
+                results[job.oid], its = _read(job, transaction, batch.skip)
+                work += its
+            except (NotMirrored, SinkMismatch, TypeMismatch) as error:
+                results[job.oid] = Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=str(error)))
+        _apply(transaction, work)
+        for each in work:
+            transaction.reached[each.table] = each.end
+        commit_time = None if batch.commit_time is None else datetime.fromtimestamp(batch.commit_time / 1e6, UTC)
+        versions = sink.commit_transaction(
+            transaction, batch.end_lsn, None if commit_time is None else commit_time.isoformat()
+        )
+    names = {job.oid: job.shape.table for job in jobs}
+    seconds = time.monotonic() - began
+    return [
+        replace(
+            each,
+            seconds=seconds,
+            version=versions.get(names[oid], each.version),
+            lsn=transaction.reached.get(names[oid], each.lsn),
+        )
+        for oid, each in results.items()
+    ]
+
+
+def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tuple[Applied, list[_Work]]:
+    """Read the changes of a table up to the first that it cannot take, such as a new definition."""
+    table = job.shape.table
+    stored, relation = transaction.stored.get(table), transaction.relations.get(table)
+    standing = None if stored is None or relation is None else Standing(stored.version, stored.lsn, stored.owner, ())
+    start = job.blocks.refs[0].position
+    behind = compare(job.version, job.version_lsn, standing, lambda _, __: None)
+    if behind is not None:
+        return Applied(job.oid, stopped=Stopped(start, error=behind.why, behind=behind)), []
+    assert stored is not None
+    if relation is None:
+        raise missing_table(table, _DOING)
+    if stored.lsn is not None and stored.lsn >= job.end_lsn:
+        return Applied(job.oid, version=stored.version, lsn=stored.lsn), []
+    relation.require([name for name, *_ in job.shape.columns], _DOING)
+    result = Applied(job.oid, version=stored.version, lsn=stored.lsn)
+    found: list[_Work] = []
+    reached = stored.lsn
+    while (span := next_span(job.blocks, job.shape, reached, job.identity)) is not None:
+        if span.shape != job.shape or span.empty:
+            awaits = span.shape if span.shape != job.shape else None
+            return replace(result, stopped=Stopped(span.start, awaits)), found
+        changes = decode_text(job.blocks, span, reached, skip)
+        end = span.end or job.end_lsn
+        if changes is not None:
+            result = replace(result, changes=result.changes + len(changes.changes) + len(changes.truncations))
+            found.append(_Work(table, span.identity, changes, end))
+        if span.end is None:
+            break
+        reached = span.end
+    return result, found
+
+
+def _apply(transaction: TargetTransaction, work: Sequence[_Work]) -> None:
+    truncated: dict[Truncation, list[_Work]] = {}
+    for each in work:
+        for truncation in each.changes.truncations:
+            truncated.setdefault(truncation, []).append(each)
+    one_by_one = _one_by_one(transaction, work, truncated)
+    events = sorted(truncated.items(), key=lambda event: (event[0].commit_lsn, event[0].sequence))
+    statements = {
+        event: transaction.truncate(
+            [each.table for each in some], cascade=event.cascade, restart_identity=event.restart_identity
+        )
+        for event, some in events
+    }
+    by_rows = [id(each) for each in one_by_one]
+    for event, some in events:
+        if id(some[0]) not in by_rows:
+            transaction.execute(statements[event])
+    for each in work:
+        if id(each) in by_rows:
+            continue
+        net = fold_rows(each.changes.after_truncation(), each.identity)
+        if not transaction.apply_set(each.table, net):
+            one_by_one.append(each)
+    truncates = [
+        TruncateRows(statements[event], event.commit_lsn, event.sequence)
+        for event, some in events
+        if id(some[0]) in by_rows
+    ]
+    transaction.apply_rows([_row_changes(transaction.relations[each.table], each) for each in one_by_one], truncates)
+
+
+def _one_by_one(
+    transaction: TargetTransaction, work: Sequence[_Work], truncated: dict[Truncation, list[_Work]]
+) -> list[_Work]:
+    """Tables whose changes are applied row by row, and tables that are truncated together with them."""
+    several = {each.table for each in work if sum(other.table == each.table for other in work) > 1}
+    chosen = [each for each in work if each.table in several or transaction.one_by_one(each.table, each.identity)]
+    while True:
+        ids = {id(each) for each in chosen}
+        more = [
+            each
+            for some in truncated.values()
+            if any(id(one) in ids for one in some)
+            for each in some
+            if id(each) not in ids
+        ]
+        if not more:
+            return chosen
+        chosen += list({id(each): each for each in more}.values())
+
+
+def _row_changes(relation: TargetRelation, work: _Work) -> RowChanges:
+    text = work.changes
+    changes = text.changes
+    return RowChanges(
+        relation,
+        work.identity,
+        changes.kind,
+        changes.new,
+        changes.unchanged,
+        _old(changes, work.identity),
+        text.commit_lsn,
+        text.sequence,
+    )
+
+
+def _old(changes: Changes, identity: Identity) -> pa.Table:
+    """What a row is found by: the old tuple, or else the key in the new one."""
+    names = list(identity.key) if identity.keyed else changes.new.column_names
+    if changes.old is None:
+        return changes.new.select(names)
+    has_old = pa.array(changes.old_kind != 0)
+    return pa.table({name: pc.if_else(has_old, _one(changes.old[name]), _one(changes.new[name])) for name in names})
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

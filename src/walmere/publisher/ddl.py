@@ -1,0 +1,125 @@
+"""The DDL of a published table, from the source's catalogs, for a target that creates missing tables.
+
+Only published columns are created, with types, NOT NULL, identity, and defaults that do not use a sequence; then the
+primary key, or else the index of the replica identity. Enums and domains that the target lacks are created, too. A
+partitioned table becomes a plain one: its rows are published as those of one table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+from walmere.pgoutput.messages import ReplicaIdentity
+from walmere.publisher.connect import Connection
+from walmere.publisher.table import Table
+
+_COLUMNS: Final = """
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity::text,
+    CASE WHEN a.attgenerated = '' AND NOT EXISTS(
+        SELECT FROM pg_depend d JOIN pg_class s ON s.oid = d.refobjid AND s.relkind = 'S'
+        WHERE d.classid = 'pg_attrdef'::regclass AND d.objid = e.oid AND d.refclassid = 'pg_class'::regclass
+    ) THEN pg_get_expr(e.adbin, e.adrelid) END,
+    CASE WHEN a.atthasmissing AND t.typdelim = ',' THEN (a.attmissingval::text::text[])[1] END
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum
+WHERE a.attrelid = %s AND a.attname = ANY(%s) AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_INDEX: Final = """
+SELECT i.indisprimary, c.relname, (
+    SELECT array_agg(a.attname::text ORDER BY k.place) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, place)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum WHERE k.place <= i.indnkeyatts
+)
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = %s AND (i.indisprimary OR i.indisreplident) ORDER BY i.indisprimary DESC
+"""
+_TYPES: Final = """
+WITH RECURSIVE used(oid) AS (
+    SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = %s AND a.attname = ANY(%s) AND NOT a.attisdropped
+    UNION SELECT unnest(ARRAY[t.typelem, t.typbasetype]) FROM used JOIN pg_type t ON t.oid = used.oid
+)
+SELECT n.nspname, t.typname, t.typtype::text,
+    ARRAY(SELECT e.enumlabel::text FROM pg_enum e WHERE e.enumtypid = t.oid ORDER BY e.enumsortorder),
+    format_type(t.typbasetype, t.typtypmod), t.typnotnull,
+    ARRAY(SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c WHERE c.contypid = t.oid AND c.contype = 'c')
+FROM used JOIN pg_type t ON t.oid = used.oid JOIN pg_namespace n ON n.oid = t.typnamespace
+WHERE t.typtype IN ('e', 'd') AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+AND NOT EXISTS(SELECT FROM pg_depend d WHERE d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e')
+ORDER BY t.typtype = 'd', t.oid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDdl:
+    """How to create a table."""
+
+    create: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()  # when its rows are there
+    added: dict[str, str] = field(default_factory=dict)  # by name, the definition of a column that is added later
+
+
+def table_ddl(connection: Connection, table: Table) -> TableDdl:
+    """Read the DDL of a table."""
+    names = [column.name for column in table.columns]
+    name = Identifier(table.schema, table.name)
+    definitions, added = [], {}
+    for column, kind, not_null, identity, default, missing in connection.execute(_COLUMNS, [table.oid, names]):
+        plain = SQL("{} {}").format(Identifier(column), SQL(kind))
+        definition = plain + SQL(" NOT NULL" if not_null else "")
+        if identity:
+            definition += SQL(f" GENERATED {'ALWAYS' if identity == 'a' else 'BY DEFAULT'} AS IDENTITY")
+        elif default is not None:
+            definition += SQL(" DEFAULT ") + SQL(default)
+        definitions.append(definition)
+        if missing is not None:
+            plain += SQL(" DEFAULT ") + Literal(missing)
+        elif default is not None:
+            plain += SQL(" DEFAULT ") + SQL(default)
+        added[column] = plain.as_string(connection)
+    create = [SQL("CREATE SCHEMA IF NOT EXISTS {}").format(Identifier(table.schema))]
+    create += [_type(*row) for row in connection.execute(_TYPES, [table.oid, names])]
+    create.append(SQL("CREATE TABLE {} ({})").format(name, SQL(", ").join(definitions)))
+    after = _identity(connection, table, name)
+    return TableDdl(
+        tuple(each.as_string(connection) for each in create), tuple(each.as_string(connection) for each in after), added
+    )
+
+
+def _type(
+    schema: str, name: str, kind: str, labels: list[str], base: str, not_null: bool, checks: list[str]
+) -> Composed:
+    """Create an enum or a domain, if it does not exist."""
+    if kind == "e":
+        create = SQL("CREATE TYPE {} AS ENUM ({})").format(
+            Identifier(schema, name), SQL(", ").join(map(Literal, labels))
+        )
+    else:
+        more = SQL(" ").join([SQL("NOT NULL" if not_null else ""), *map(SQL, checks)])
+        create = SQL("CREATE DOMAIN {} AS {} {}").format(Identifier(schema, name), SQL(base), more)
+    block = SQL("BEGIN CREATE SCHEMA IF NOT EXISTS {}; {}; EXCEPTION WHEN duplicate_object THEN NULL; END").format(
+        Identifier(schema), create
+    )
+    return SQL("DO {}").format(Literal(block.as_string(None)))
+
+
+def _identity(connection: Connection, table: Table, name: Identifier) -> list[Composed]:
+    """The primary key, or else the index of the replica identity, if all its columns are published."""
+    statements: list[Composed] = []
+    published = {column.name for column in table.columns}
+    for primary, index, columns in connection.execute(_INDEX, [table.oid]):
+        if not set(columns) <= published:
+            continue
+        listed = SQL(", ").join(map(Identifier, columns))
+        if primary:
+            add = SQL("ALTER TABLE {} ADD CONSTRAINT {} PRIMARY KEY ({})")
+            statements.append(add.format(name, Identifier(index), listed))
+        else:
+            statements.append(SQL("CREATE UNIQUE INDEX {} ON {} ({})").format(Identifier(index), name, listed))
+            use = SQL("ALTER TABLE {} REPLICA IDENTITY USING INDEX {}")
+            statements.append(use.format(name, Identifier(index)))
+        break
+    if table.replica_identity is ReplicaIdentity.FULL:
+        statements.append(SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
+    return statements

@@ -1,0 +1,1 @@
+"""The PostgreSQL sink: another database as the target, as in CREATE SUBSCRIPTION."""

@@ -1,0 +1,89 @@
+"""Connections to the target, and its errors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors as pg
+
+from walmere.errors import SinkError, SinkFull, SinkMismatch, SinkRefused, SinkUnavailable
+from walmere.libpq import Address, conninfo_of, describe, scrubber, settings
+from walmere.sinks.postgres.text import TextArray, TextArrayDumper
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57", "58", "XX"})
+"""Classes of SQLSTATE to retry: connection, deadlock, resources, locks, operator intervention, system, internal."""
+_REFUSED: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)
+_open: dict[tuple[int, str], Connection] = {}
+_opening: Final = threading.Lock()
+
+
+def connect(address: Address, application_name: str) -> Connection:
+    """Open a connection whose session applies changes as a subscriber: triggers and rules fire only if enabled so."""
+    with translate_errors(address, f"connecting to the target {describe(address)}"):
+        connection: Connection = psycopg.connect(
+            conninfo_of(address, application_name),
+            autocommit=True,
+            prepare_threshold=None,
+            cursor_factory=psycopg.RawCursor,  # parameters are $1: names of tables may have a percent sign
+        )
+        try:
+            connection.adapters.register_dumper(TextArray, TextArrayDumper)
+            connection.execute(settings())
+            connection.execute("SET session_replication_role = replica")
+        except psycopg.Error:
+            connection.close()
+            raise
+    return connection
+
+
+@contextmanager
+def reused(address: Address, application_name: str) -> Iterator[Connection]:
+    """A connection that this process keeps for its next task. It is closed after an error."""
+    name = (os.getpid(), conninfo_of(address, application_name))
+    with _opening:
+        connection = _open.pop(name, None)
+    if connection is None or connection.closed:
+        connection = connect(address, application_name)
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    with _opening:
+        unused = _open.pop(name, None)
+        _open[name] = connection
+    if unused is not None:
+        unused.close()
+
+
+@contextmanager
+def translate_errors(address: Address, doing: str) -> Iterator[None]:
+    """Convert errors of psycopg to SinkError, without passwords."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error, doing, scrubber(address)) from None
+
+
+def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:
+    """Convert an error of the target's server."""
+    text = scrub(" ".join(str(error).split()))
+    if isinstance(error, pg.DiskFull):
+        return SinkFull(doing, text, "make room there; until then, the changes stay in the change log")
+    if isinstance(error, _REFUSED) and "session_replication_role" in text:
+        hint = "GRANT SET ON PARAMETER session_replication_role TO …;  -- before PostgreSQL 15, only a superuser may"
+        return SinkRefused(doing, text, hint)
+    if isinstance(error, _REFUSED) or "authentication failed" in text or "no password supplied" in text:
+        return SinkRefused(doing, text, "`walmere check` shows the missing privilege and the GRANT for it")
+    if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.InvalidSchemaName):
+        return SinkMismatch(doing, text, "`walmere check` compares the tables of source and target")
+    if error.sqlstate is None or error.sqlstate[:2] in _TRANSIENT:
+        return SinkUnavailable(doing, text, "Walmere retries; if this repeats, see the log of the target's server")
+    return SinkError(doing, text)

@@ -1,0 +1,229 @@
+"""The copy of a table into the target: many tasks, each with its own connection and transaction.
+
+If the table is empty, ranges are copied straight into it, and each commits on its own: a crash is undone by emptying
+the table again. Otherwise (it is copied again, or has rows of its own) ranges are copied to an unlogged staging table,
+and one transaction moves all rows: readers see the old rows until then. So it is with statement triggers, which must
+fire once.
+
+A range is recorded in the transaction that copies it, so an attempt that is repeated does nothing. An attempt of an
+older copy finds that its copy is not the current one any more.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import errors as pg
+from psycopg.sql import SQL, Composable, Identifier
+
+from walmere.errors import SinkConflict, SinkError
+from walmere.libpq import Address
+from walmere.lsn import Lsn
+from walmere.names import TableName
+from walmere.owner import Owner
+from walmere.sinks.postgres import origin
+from walmere.sinks.postgres.connect import Connection, connect, translate_errors
+from walmere.sinks.postgres.relation import TargetRelation, missing_table, read_relations
+from walmere.sinks.postgres.state import State
+from walmere.sinks.postgres.statements import copy_into
+
+_DIRECT, _STAGED = "direct", "staged"
+_ORIGINS: Final = 16
+"""Copies that run at the same time have an origin each, because an origin can be used by one session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A running copy of one table. It pickles."""
+
+    address: Address
+    state: State
+    table: TableName
+    names: tuple[str, ...]  # of the columns
+    number: str
+    direct: bool
+    after: tuple[str, ...] = ()  # statements after the rows are copied
+    use_origin: bool = False
+
+    @property
+    def stored(self) -> str:
+        """As `tables.copy` has it."""
+        return f"{_DIRECT if self.direct else _STAGED}:{self.number}"
+
+    @property
+    def into(self) -> Composable:
+        """The table that ranges are copied to."""
+        return Identifier(*self.table) if self.direct else _staging(self.state, self.number)
+
+    def copy_range(self, name: str, text: Iterable[bytes]) -> None:
+        """Copy one range, from within a task: COPY's text, in pieces."""
+        doing = f"copying to the target's table {self.table}"
+        with (
+            translate_errors(self.address, doing),
+            closing(connect(self.address, f"walmere {self.state.subscription} copy")) as connection,
+            _origin(self, connection),
+            connection.transaction(),
+        ):
+            self._require_current(connection, doing, "FOR SHARE")
+            done = connection.execute(
+                self.state.sql("INSERT INTO {schema}.copied_ranges VALUES ($1, $2) ON CONFLICT DO NOTHING"),
+                [self.number, name],
+            )
+            if done.rowcount:
+                with connection.cursor() as cursor, cursor.copy(copy_into(self.into, self.names)) as copy:
+                    for piece in text:
+                        copy.write(piece)
+
+    def finish(self, lsn: Lsn) -> int:
+        """Make the copy the contents of the table, at this LSN. Returns the table's version."""
+        doing = f"committing the copy of {self.table}"
+        with (
+            translate_errors(self.address, doing),
+            closing(connect(self.address, f"walmere {self.state.subscription} copy")) as connection,
+            _origin(self, connection),
+            connection.transaction(),
+        ):
+            copied_before = self._require_current(connection, doing, "FOR UPDATE")
+            if not self.direct:
+                if copied_before:
+                    empty(connection, read_relations(connection, [self.table])[self.table])
+                names = SQL(", ").join(map(Identifier, self.names))
+                query = "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}"
+                connection.execute(SQL(query).format(Identifier(*self.table), names, names, self.into))
+                connection.execute(SQL("DROP TABLE {}").format(self.into))
+            for statement in self.after:
+                connection.execute(statement.encode())
+            versions = self.state.advance(connection, [(self.table, lsn)])
+            self._end(connection)
+        return versions[self.table]
+
+    def abandon(self) -> None:
+        """Leave nothing behind of a copy that has failed."""
+        with (
+            translate_errors(self.address, f"removing the rows of a failed copy of {self.table}"),
+            closing(connect(self.address, f"walmere {self.state.subscription} copy")) as connection,
+            suppress(SinkConflict),
+            connection.transaction(),
+        ):
+            self._require_current(connection, "removing the rows of a failed copy", "FOR UPDATE")
+            undo(connection, self.state, self.table, self.stored)
+            self._end(connection)
+
+    def _require_current(self, connection: Connection, doing: str, lock: str) -> bool:
+        """Raise SinkConflict if another copy has begun. Returns whether the table was copied before."""
+        stored = self.state.read(connection, [self.table], f"{lock} OF t").get(self.table)
+        if stored is None or stored.copy != self.stored:
+            raise SinkConflict(doing, "another copy of the table has begun since")
+        return stored.lsn is not None
+
+    def _end(self, connection: Connection) -> None:
+        connection.execute(
+            self.state.sql(
+                "UPDATE {schema}.tables SET copy = NULL WHERE subscription = $1 AND schema = $2 AND name = $3"
+            ),
+            [self.state.subscription, *self.table],
+        )
+        connection.execute(self.state.sql("DELETE FROM {schema}.copied_ranges WHERE copy = $1"), [self.number])
+
+
+def begin(
+    address: Address,
+    state: State,
+    table: TableName,
+    names: Sequence[str],
+    owner: Owner | None,
+    create: Sequence[str],
+    after: Sequence[str],
+) -> Copy:
+    """Begin the copy of a table. Rows of an earlier copy that was interrupted are removed.
+
+    `create`: the statements that create the table if it is missing, and `after` those that follow when its rows are
+    there; none: a missing table is an error.
+    """
+    doing = f"preparing the copy of {table}"
+    with (
+        translate_errors(address, doing),
+        closing(connect(address, f"walmere {state.subscription} copy")) as connection,
+    ):
+        state.create(connection)
+        with connection.transaction():
+            state.put(connection, table, owner)
+            stored = state.read(connection, [table], "FOR UPDATE OF t")[table]
+            relation = read_relations(connection, [table]).get(table)
+            created = relation is None and bool(create)
+            for statement in create if created else ():
+                connection.execute(statement.encode())
+            relation = relation or read_relations(connection, [table]).get(table)
+            if relation is None:
+                raise missing_table(table, doing)
+            relation.require(names, doing)
+            if stored.copy is not None:
+                undo(connection, state, table, stored.copy)
+            [row] = connection.execute(SQL("SELECT EXISTS(SELECT FROM {})").format(relation.only)).fetchall()
+            direct = not row[0] and not relation.fires_per_statement
+            use_origin = origin.may_use(connection)
+            copy = Copy(
+                address,
+                state,
+                table,
+                tuple(names),
+                secrets.token_hex(8),
+                direct,
+                tuple(after) if created else (),
+                use_origin,
+            )
+            if not direct:
+                columns = SQL(", ").join(map(Identifier, names))
+                query = SQL("CREATE UNLOGGED TABLE {} AS SELECT {} FROM {} WITH NO DATA")
+                connection.execute(query.format(copy.into, columns, relation.sql))
+            connection.execute(
+                state.sql("UPDATE {schema}.tables SET copy = $4 WHERE subscription = $1 AND schema = $2 AND name = $3"),
+                [state.subscription, *table, copy.stored],
+            )
+    return copy
+
+
+def undo(connection: Connection, state: State, table: TableName, copy: str) -> None:
+    """Remove what an unfinished copy has written."""
+    kind, _, number = copy.partition(":")
+    relation = read_relations(connection, [table]).get(table)
+    if kind == _DIRECT and relation is not None:
+        empty(connection, relation)
+    elif kind == _STAGED:
+        connection.execute(SQL("DROP TABLE IF EXISTS {}").format(_staging(state, number)))
+    connection.execute(state.sql("DELETE FROM {schema}.copied_ranges WHERE copy = $1"), [number])
+
+
+def empty(connection: Connection, relation: TargetRelation) -> None:
+    """Remove all rows. A table that a foreign key references cannot be truncated alone."""
+    query = SQL("DELETE FROM {}") if relation.referenced else SQL("TRUNCATE {}")
+    connection.execute(query.format(relation.only))
+
+
+def _staging(state: State, number: str) -> Identifier:
+    return Identifier(state.schema, f"copy_{number}")
+
+
+@contextmanager
+def _origin(copy: Copy, connection: Connection) -> Iterator[None]:
+    """Mark what the session writes with an origin, so that a publication with origin = none does not publish it."""
+    if not copy.use_origin:
+        yield
+        return
+    for number in range(_ORIGINS):
+        try:
+            origin.use(connection, f"{origin.name_of(copy.state.subscription)}_copy_{number}")
+            break
+        except pg.ObjectInUse:
+            continue
+        except pg.ConfigurationLimitExceeded as error:
+            raise SinkError(
+                "using a replication origin at the target",
+                " ".join(str(error).split()),
+                "increase max_active_replication_origins there (before PostgreSQL 18: max_replication_slots)",
+            ) from None
+    yield

@@ -1,0 +1,82 @@
+"""The replication origin of a subscription at the target: it marks what Walmere writes, and has the progress.
+
+Only one session can use an origin at a time. This is a fence: a task that was given up, and is still in its
+transaction, keeps the next one out until it has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Final
+
+from psycopg import errors as pg
+
+from walmere.errors import SinkUnavailable
+from walmere.lsn import Lsn
+from walmere.sinks.postgres.connect import Connection
+
+_WAIT: Final = 30.0
+"""Seconds to wait for another session that uses the origin."""
+_FUNCTIONS: Final = (
+    "pg_replication_origin_create(text)",
+    "pg_replication_origin_drop(text)",
+    "pg_replication_origin_oid(text)",
+    "pg_replication_origin_session_setup(text)",
+    "pg_replication_origin_session_reset()",
+    "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
+)
+
+
+def name_of(subscription: str) -> str:
+    """The name of the origin. PostgreSQL's own subscribers use pg_<oid>."""
+    return f"walmere_{subscription}"
+
+
+def may_use(connection: Connection) -> bool:
+    """Whether the role may use origins. Managed services often do not allow it."""
+    query = "SELECT bool_and(has_function_privilege(f, 'EXECUTE')) FROM unnest($1::text[]) f"
+    [row] = connection.execute(query, [list(_FUNCTIONS)]).fetchall()
+    return bool(row[0])
+
+
+def set_up(connection: Connection, subscription: str) -> None:
+    """Use the origin in this session. It is created if it does not exist."""
+    name = name_of(subscription)
+    deadline = time.monotonic() + _WAIT
+    while True:
+        try:
+            use(connection, name)
+            return
+        except pg.ObjectInUse as error:
+            if time.monotonic() > deadline:
+                doing = f"using the replication origin {name} of the target"
+                raise SinkUnavailable(doing, " ".join(str(error).split())) from None
+        time.sleep(0.05)
+
+
+def use(connection: Connection, name: str) -> None:
+    """Use an origin in this session. Raises psycopg's ObjectInUse if another session uses it."""
+    create = "SELECT CASE WHEN pg_replication_origin_oid($1) IS NULL THEN pg_replication_origin_create($1) END"
+    with suppress(pg.UniqueViolation):  # created by another session at the same time
+        connection.execute(create, [name])
+    connection.execute("SELECT pg_replication_origin_session_setup($1)", [name])
+
+
+def stamp(connection: Connection, lsn: Lsn, commit_time: str) -> None:
+    """Let the commit of this transaction advance the origin."""
+    connection.execute("SELECT pg_replication_origin_xact_setup($1::pg_lsn, $2::timestamptz)", [str(lsn), commit_time])
+
+
+def reset(connection: Connection) -> None:
+    """Let other sessions use the origin."""
+    connection.execute("SELECT pg_replication_origin_session_reset()")
+
+
+def drop(connection: Connection, subscription: str) -> list[str]:
+    """Drop the origins of a subscription: its own, and those of its copies. Returns their names."""
+    query = "SELECT roname FROM pg_replication_origin WHERE roname = $1 OR starts_with(roname, $1 || '_copy_')"
+    names = [name for (name,) in connection.execute(query, [name_of(subscription)]).fetchall()]
+    for name in names:
+        connection.execute("SELECT pg_replication_origin_drop($1)", [name])
+    return names

@@ -1,0 +1,167 @@
+"""The tables of the target, as its catalogs describe them: columns, unique keys, triggers, privileges.
+
+They are read in every batch, all in one query, because they may be altered at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg.sql import SQL, Composable, Identifier
+
+from walmere.errors import SinkMismatch, SinkRefused
+from walmere.names import Identity, TableName
+from walmere.sinks.postgres.connect import Connection
+
+_IN_TREE: Final = (
+    "CASE c.relkind WHEN 'p' THEN ARRAY(SELECT relid::oid FROM pg_partition_tree(c.oid)) ELSE ARRAY[c.oid] END"
+)
+_RELATIONS: Final = f"""
+SELECT n.nspname, c.relname, c.oid::int8, c.relkind::text, coalesce(columns.found, '[]'), coalesce(keys.found, '[]'),
+    ARRAY(
+        SELECT g.tgname::text FROM pg_trigger g
+        WHERE g.tgrelid = ANY({_IN_TREE}) AND NOT g.tgisinternal AND g.tgenabled IN ('R', 'A')
+        UNION SELECT w.rulename::text FROM pg_rewrite w
+        WHERE w.ev_class = c.oid AND w.rulename <> '_RETURN' AND w.ev_enabled IN ('R', 'A')
+    ),
+    EXISTS(
+        SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('R', 'A')
+        AND g.tgtype & 1 = 0
+    ),
+    EXISTS(SELECT FROM pg_constraint f WHERE f.contype = 'f' AND f.confrelid = c.oid),
+    ARRAY(
+        SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
+        WHERE NOT has_table_privilege(c.oid, p)
+    ),
+    row_security_active(c.oid)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN unnest($1::text[], $2::text[]) AS wanted(schema, name) ON n.nspname = wanted.schema AND c.relname = wanted.name,
+LATERAL (
+    SELECT json_agg(json_build_array(
+        a.attname, format_type(a.atttypid, -1), a.attidentity, a.attgenerated <> '',
+        (SELECT quote_ident(o.nspname) FROM pg_operator e JOIN pg_namespace o ON o.oid = e.oprnamespace
+         WHERE e.oprname = '=' AND e.oprleft = a.atttypid AND e.oprright = a.atttypid LIMIT 1)
+    ) ORDER BY a.attnum) AS found
+    FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+) columns,
+LATERAL (
+    SELECT json_agg(json_build_array(i.indisprimary, i.indexrelid::regclass::text, (
+        SELECT json_agg(a.attname ORDER BY k.place) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, place)
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum WHERE k.place <= i.indnkeyatts
+    )) ORDER BY i.indisprimary DESC, i.indexrelid) AS found
+    FROM pg_index i
+    WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+) keys
+WHERE c.relkind NOT IN ('i', 'I', 'S', 't', 'c')
+"""  # noqa: S608  only text of this module
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of the target."""
+
+    name: str
+    type: str  # for a cast, without a modifier: an assignment checks the length, a cast would truncate
+    identity: str  # pg_attribute.attidentity
+    generated: bool
+    operator_schema: str | None  # of its = operator, if the type has one of its own
+
+    @property
+    def equals(self) -> Composable:
+        """Its = operator."""
+        return SQL("=") if self.operator_schema is None else SQL(f"OPERATOR({self.operator_schema}.=)")
+
+    @property
+    def sql(self) -> Identifier:
+        return Identifier(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRelation:
+    """A table of the target."""
+
+    table: TableName
+    oid: int
+    kind: str  # pg_class.relkind
+    columns: Mapping[str, TargetColumn]
+    keys: Sequence[tuple[str, ...]]  # the columns of each unique index, the primary key first
+    primary_key: tuple[str, ...]
+    fires: Sequence[str]  # triggers and rules that are enabled for a subscriber
+    fires_per_statement: bool
+    referenced: bool  # by a foreign key
+    lacks: Sequence[str]  # privileges
+    row_security: bool
+
+    @property
+    def sql(self) -> Composable:
+        return Identifier(*self.table)
+
+    @property
+    def only(self) -> Composable:
+        """For UPDATE and DELETE: a subscriber changes the table itself, not those that inherit from it."""
+        return self.sql if self.kind == "p" else SQL("ONLY ") + self.sql
+
+    def is_unique(self, identity: Identity) -> bool:
+        """Whether at most one row has a given key."""
+        return any(set(key) <= set(identity.key) for key in self.keys)
+
+    def require(self, names: Iterable[str], doing: str) -> None:
+        """Raise if the table cannot take these columns, or the role may not write to it."""
+        if self.kind not in ("r", "p"):
+            raise SinkMismatch(doing, f"{self.table} is not a table", "only tables can be a target")
+        if self.lacks:
+            wrong = f"the role lacks {', '.join(self.lacks)} on {self.table}"
+            raise SinkRefused(doing, wrong, f"GRANT {', '.join(self.lacks)} ON {self.table} TO …;")
+        if self.row_security:
+            wrong = f"row security applies to the role on {self.table}"
+            raise SinkRefused(doing, wrong, "ALTER ROLE … BYPASSRLS; or make the role the owner of the table")
+        missing = [name for name in names if name not in self.columns]
+        if missing:
+            raise missing_columns(self.table, missing, doing)
+        generated = [name for name in names if self.columns[name].generated]
+        if generated:
+            wrong = f"{self.table} of the target generates columns that are published: {', '.join(generated)}"
+            raise SinkMismatch(doing, wrong, "drop the expressions there, or publish a column list without them")
+
+
+def missing_columns(
+    table: TableName, missing: Sequence[str], doing: str, definitions: Mapping[str, str] | None = None
+) -> SinkMismatch:
+    """The error for columns that the target's table does not have. `definitions`: of the columns, in SQL."""
+    columns = "column" if len(missing) == 1 else "columns"
+    added = ", ".join(f"ADD COLUMN {(definitions or {}).get(name, f'{name} …')}" for name in missing)
+    return SinkMismatch(
+        doing,
+        f"the target's table {table} lacks the {columns} {', '.join(missing)}",
+        f"ALTER TABLE {table} {added}; or set target.create_tables = true",
+    )
+
+
+def missing_table(table: TableName, doing: str) -> SinkMismatch:
+    """The error for a table that the target does not have."""
+    hint = "create it there (pg_dump --schema-only shows how), or set target.create_tables = true"
+    return SinkMismatch(doing, f"the target does not have the table {table}", hint)
+
+
+def read_relations(connection: Connection, tables: Sequence[TableName]) -> dict[TableName, TargetRelation]:
+    """Describe these tables. Those that do not exist are left out."""
+    rows = connection.execute(
+        _RELATIONS, [[each.namespace for each in tables], [each.name for each in tables]]
+    ).fetchall()
+    return {each.table: each for each in map(_relation, rows)}
+
+
+def _relation(row: tuple[Any, ...]) -> TargetRelation:
+    schema, name, oid, kind, columns, keys, *rest = row
+    found = [TargetColumn(*each) for each in columns]
+    return TargetRelation(
+        TableName(schema, name),
+        oid,
+        kind,
+        {each.name: each for each in found},
+        [tuple(columns) for _, _, columns in keys],
+        next((tuple(columns) for primary, _, columns in keys if primary), ()),
+        *rest,
+    )

@@ -1,0 +1,323 @@
+"""Changes that are applied row by row, in the order of the source, by one PL/pgSQL block on the target's server.
+
+This is for what sets of rows cannot do as PostgreSQL's own subscriber does:
+
+- tables with triggers or rules that are enabled for a subscriber: each change has to fire them, in order;
+- tables in which a key can have several rows, of which one is changed;
+- a set that failed: two rows that swap a unique value violate the constraint in passing, and one that really violates
+  it has to be named.
+
+All changes go to one temporary table of the session, with their values as arrays of text. The block loops over it. So
+rows are not sent back and forth, and tables are changed in the order of the source, also among each other.
+
+A row that violates a constraint ends the block with an error that names it; or it is skipped, or replaces the rows that
+are in its way (`on_conflict`). This needs a subtransaction for each row, so it is done only after a first try failed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from numpy.typing import NDArray
+from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import Literal as SqlLiteral
+
+from walmere.errors import Conflict
+from walmere.lsn import Lsn
+from walmere.names import Identity
+from walmere.sinks.postgres.connect import Connection
+from walmere.sinks.postgres.relation import TargetColumn, TargetRelation
+from walmere.sinks.postgres.state import State
+from walmere.sinks.postgres.text import array_rows, copy_text
+
+_STAGING: Final = (
+    "CREATE TEMP TABLE IF NOT EXISTS walmere_changes (commit_lsn int8, sequence int8, relation int, kind text,"
+    " old text[], new text[], unchanged bool[]) ON COMMIT DELETE ROWS"
+)
+_CONFLICT: Final = "WALCF"
+"""The SQLSTATE of an error that names a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Changes of one table in order, their values as text. A TRUNCATE has a statement, and belongs to no table."""
+
+    relation: TargetRelation
+    identity: Identity
+    kind: NDArray[np.uint8]  # I, U, D
+    new: pa.Table
+    unchanged: Sequence[NDArray[np.bool_] | None]
+    old: pa.Table  # by which a row is found: its key, or of a multiset the whole row
+    commit_lsn: NDArray[np.uint64]
+    sequence: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateRows:
+    """A TRUNCATE of several tables."""
+
+    statement: str
+    commit_lsn: int
+    sequence: int
+
+
+def apply_rows(
+    connection: Connection,
+    state: State,
+    changes: Sequence[RowChanges],
+    truncates: Sequence[TruncateRows],
+    on_conflict: str,
+) -> None:
+    """Apply changes row by row, in the transaction of the connection. Raises Conflict."""
+    connection.execute(_STAGING)
+    connection.execute("TRUNCATE pg_temp.walmere_changes")  # of an earlier try in this transaction
+    with connection.cursor() as cursor, cursor.copy("COPY pg_temp.walmere_changes FROM STDIN") as copy:
+        for number, each in enumerate(changes):
+            for piece in copy_text(_staged(number, each)):
+                copy.write(piece)
+        for truncate in truncates:
+            text = truncate.statement.replace("\\", "\\\\")
+            copy.write(f"{truncate.commit_lsn}\t{truncate.sequence}\t-1\tT\t\\N\t{{{_quoted(text)}}}\t\\N\n".encode())
+    try:
+        with connection.transaction():
+            connection.execute(_block(state, changes, None))
+        return
+    except psycopg.IntegrityError:
+        pass  # again, with a subtransaction for each row
+    try:
+        with connection.transaction():
+            connection.execute(_block(state, changes, on_conflict))
+    except psycopg.Error as error:
+        if error.sqlstate != _CONFLICT:
+            raise
+        raise _conflict(error) from None
+
+
+def _quoted(text: str) -> str:
+    inner = text.replace('"', '\\\\"')
+    return f'"{inner}"'
+
+
+def _staged(number: int, changes: RowChanges) -> pa.Table:
+    count = len(changes.kind)
+    unchanged = pa.nulls(count, pa.binary())
+    if any(mask is not None for mask in changes.unchanged):
+        unchanged = array_rows([_flags(mask, count) for mask in changes.unchanged])
+
+    def text(values: Any) -> pa.Array:
+        return pa.array(values).cast(pa.string()).cast(pa.binary())
+
+    return pa.table(
+        {
+            "commit_lsn": text(changes.commit_lsn.astype(np.int64)),
+            "sequence": text(changes.sequence.astype(np.int64)),
+            "relation": text(np.full(count, number)),
+            "kind": pa.array([chr(each) for each in changes.kind], pa.string()).cast(pa.binary()),
+            "old": array_rows(changes.old.columns),
+            "new": array_rows(changes.new.columns),
+            "unchanged": unchanged,
+        }
+    )
+
+
+def _flags(mask: NDArray[np.bool_] | None, count: int) -> pa.Array:
+    return pa.array(np.where(np.zeros(count, np.bool_) if mask is None else mask, b"t", b"f"), pa.binary())
+
+
+def _conflict(error: psycopg.Error) -> Conflict:
+    found = json.loads(error.diag.message_detail or "{}")
+    lsn = Lsn(found["commit_lsn"])
+    wrong = (
+        f"{found['conflict']} in {found['relation']}: the row with the key {found['key']} violates"
+        f" {found['constraint'] or 'a constraint'} ({found['message']}); its transaction has the commit LSN {lsn}"
+    )
+    return Conflict(
+        "applying changes to the target",
+        wrong,
+        f"change the row of the target that is in the way; or skip the whole transaction: `walmere skip {lsn}`;"
+        " or set target.on_conflict",
+    )
+
+
+def _block(state: State, changes: Sequence[RowChanges], on_conflict: str | None) -> Composed:
+    branches = [
+        SQL("WHEN {} THEN\n{}").format(number, _branch(each, state, on_conflict)) for number, each in enumerate(changes)
+    ]
+    body = SQL(
+        "DECLARE r record; affected int8; failed_constraint text; failed_message text; failed_detail text;\n"
+        "BEGIN\n"
+        "FOR r IN SELECT * FROM pg_temp.walmere_changes ORDER BY commit_lsn, sequence LOOP\n"
+        "CASE r.relation WHEN -1 THEN EXECUTE (r.new)[1];\n{}\nEND CASE;\nEND LOOP;\nEND"
+    ).format(SQL("\n").join(branches))
+    return SQL("DO {}").format(SqlLiteral(body.as_string(None)))
+
+
+def _branch(changes: RowChanges, state: State, on_conflict: str | None) -> Composable:
+    """The part of the block for one table."""
+    relation, names = changes.relation, changes.new.column_names
+    columns = [relation.columns[name] for name in names]
+    new = [SQL(f"(r.new)[{place + 1}]::{column.type}") for place, column in enumerate(columns)]
+    found = _found(changes)
+    insert = SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});").format(
+        relation.sql, SQL(", ").join(map(Identifier, names)), SQL(", ").join(new)
+    )
+    missing = [
+        SQL("GET DIAGNOSTICS affected = ROW_COUNT; IF affected = 0 THEN {} END IF;").format(
+            _record(changes, state, SqlLiteral(what), SQL("NULL"), SQL("NULL"))
+        )
+        for what in ("update_missing", "delete_missing")
+    ]
+    update = (
+        SQL("UPDATE {} AS t SET {} WHERE {};").format(relation.only, _assignments(columns, new), found) + missing[0]
+    )
+    always = [place for place, column in enumerate(columns) if column.identity == "a"]
+    if always:  # SQL cannot update such a column: a row whose value changes is written again
+        moved = SQL(" OR ").join(
+            SQL(f"(r.old)[{place + 1}] <> (r.new)[{place + 1}]")
+            for place in always
+            if names[place] in changes.old.column_names
+        )
+        delete = SQL("DELETE FROM {} AS t WHERE {};").format(relation.only, found)
+        update = SQL("IF {} THEN {} IF FOUND THEN {} END IF; ELSE {} END IF;").format(moved, delete, insert, update)
+    delete = SQL("DELETE FROM {} AS t WHERE {};").format(relation.only, found) + missing[1]
+    guarded = [
+        _guarded(changes, state, statement, what, on_conflict)
+        for statement, what in ((insert, "insert_exists"), (update, "update_exists"), (delete, "delete"))
+    ]
+    return SQL("IF r.kind = 'I' THEN {} ELSIF r.kind = 'U' THEN {} ELSE {} END IF;").format(*guarded)
+
+
+def _found(changes: RowChanges) -> Composable:
+    """The condition for the row that an UPDATE or DELETE changes: one row, also if several have the key."""
+    relation = changes.relation
+    places = {name: place + 1 for place, name in enumerate(changes.old.column_names)}
+    wanted = {name: SQL(f"(r.old)[{place}]::{relation.columns[name].type}") for name, place in places.items()}
+
+    def same(names: Sequence[str]) -> Composable:
+        return SQL(" AND ").join(
+            SQL("t.{} {} {}").format(Identifier(name), relation.columns[name].equals, wanted[name]) for name in names
+        )
+
+    if changes.identity.keyed:
+        condition: Composable = same(changes.identity.key)
+        if relation.is_unique(changes.identity):
+            return condition
+    else:
+        here = SQL(", ").join(SQL("t.{}").format(Identifier(name)) for name in places)
+        condition = SQL("ROW({})::text = ROW({})::text").format(here, SQL(", ").join(wanted.values()))
+        if relation.primary_key and set(relation.primary_key) <= set(places):
+            condition = SQL("{} AND {}").format(same(relation.primary_key), condition)  # finds it by the index
+    return SQL("(t.tableoid, t.ctid) = (SELECT t.tableoid, t.ctid FROM {} AS t WHERE {} LIMIT 1)").format(
+        relation.only, condition
+    )
+
+
+def _assignments(columns: Sequence[TargetColumn], new: Sequence[Composable]) -> Composable:
+    return SQL(", ").join(
+        SQL("{0} = CASE WHEN (r.unchanged)[{1}] THEN t.{0} ELSE {2} END").format(column.sql, place + 1, value)
+        for place, (column, value) in enumerate(zip(columns, new, strict=True))
+        if column.identity != "a"
+    ) or SQL("{0} = t.{0}").format(columns[0].sql)
+
+
+def _key(changes: RowChanges) -> Composable:
+    """The key of the row, as text."""
+    key = changes.identity.key if changes.identity.keyed else changes.relation.primary_key or changes.new.column_names
+    parts: list[Composable] = []
+    for name in key:
+        if name not in changes.new.column_names:
+            continue
+        value: Composable = SQL(f"(r.new)[{changes.new.column_names.index(name) + 1}]")
+        if name in changes.old.column_names:
+            value = SQL("coalesce({}, {})").format(SQL(f"(r.old)[{changes.old.column_names.index(name) + 1}]"), value)
+        parts += [SqlLiteral(name), value]
+    return SQL("json_build_object({})::text").format(SQL(", ").join(parts))
+
+
+def _record(
+    changes: RowChanges, state: State, conflict: Composable, constraint: Composable, message: Composable
+) -> Composable:
+    """Write a line to the table of conflicts."""
+    return SQL(
+        'INSERT INTO {} (subscription, relation, conflict, key, "constraint", lsn, message) VALUES'
+        " ({}, {}, {}, {}, {}, ('0/0'::pg_lsn + r.commit_lsn), {});"
+    ).format(
+        Identifier(state.schema, "conflicts"),
+        SqlLiteral(state.subscription),
+        SqlLiteral(str(changes.relation.table)),
+        conflict,
+        _key(changes),
+        constraint,
+        message,
+    )
+
+
+def _guarded(
+    changes: RowChanges, state: State, statement: Composable, conflict: str, on_conflict: str | None
+) -> Composable:
+    """The statement in a subtransaction, with what to do if it violates a constraint."""
+    if on_conflict is None or conflict == "delete":
+        return statement
+    several = _conflict_name(changes, conflict)
+    if on_conflict == "stop":
+        detail = SQL(
+            "json_build_object('conflict', {}, 'relation', {}, 'key', {}, 'constraint', failed_constraint,"
+            " 'message', failed_message, 'commit_lsn', r.commit_lsn)::text"
+        ).format(several, SqlLiteral(str(changes.relation.table)), _key(changes))
+        then: Composable = SQL("RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = failed_message, DETAIL = {};").format(
+            SqlLiteral(_CONFLICT), detail
+        )
+    else:
+        then = _record(changes, state, several, SQL("failed_constraint"), SQL("failed_message"))
+        if on_conflict == "overwrite":
+            then = then + _clear(changes) + statement
+    return SQL(
+        "BEGIN {} EXCEPTION WHEN integrity_constraint_violation THEN"
+        " GET STACKED DIAGNOSTICS failed_constraint = CONSTRAINT_NAME, failed_message = MESSAGE_TEXT;"
+        " {} END;"
+    ).format(statement, then)
+
+
+def _unique_keys(changes: RowChanges) -> list[tuple[str, ...]]:
+    return [key for key in changes.relation.keys if set(key) <= set(changes.new.column_names)]
+
+
+def _in_the_way(changes: RowChanges, key: Sequence[str]) -> Composable:
+    """The condition for rows that have the new values of a unique key."""
+    names, columns = changes.new.column_names, changes.relation.columns
+    return SQL(" AND ").join(
+        SQL("t.{} {} {}").format(
+            Identifier(name), columns[name].equals, SQL(f"(r.new)[{names.index(name) + 1}]::{columns[name].type}")
+        )
+        for name in key
+    )
+
+
+def _conflict_name(changes: RowChanges, conflict: str) -> Composable:
+    """The name of the conflict: PostgreSQL has another one if several unique constraints are violated."""
+    keys = _unique_keys(changes)
+    if len(keys) < 2:
+        return SqlLiteral(conflict)
+    exists = SQL("(EXISTS(SELECT FROM {} AS t WHERE {}))::int")
+    violated = SQL(" + ").join(exists.format(changes.relation.only, _in_the_way(changes, key)) for key in keys)
+    return SQL("CASE WHEN {} > 1 THEN 'multiple_unique_conflicts' ELSE {} END").format(violated, SqlLiteral(conflict))
+
+
+def _clear(changes: RowChanges) -> Composable:
+    """Delete the rows that are in the way of a new row. The row that an UPDATE changes is not in its own way."""
+    keys = _unique_keys(changes)
+    statements = [
+        SQL("DELETE FROM {} AS t WHERE {} AND NOT (r.kind = 'U' AND {});").format(
+            changes.relation.only,
+            _in_the_way(changes, key),
+            _found(changes) if changes.old.num_columns else SQL("false"),
+        )
+        for key in keys
+    ]
+    return SQL(" ").join(statements)

@@ -1,0 +1,254 @@
+"""The PostgreSQL sink: tables of another database, written as PostgreSQL's own subscriber writes them.
+
+`walmere.sinks.base` has the contract. The parts:
+
+    connect       connections, and errors of the target's server
+    state         what Walmere stores in the target; `origin` is the replication origin
+    relation      the target's tables, as its catalogs describe them
+    copying       the copy of a table
+    transaction   one transaction for a batch of all tables
+    statements    changes by sets of rows; `rows` applies them row by row
+    text          Arrow columns as COPY's text, and as parameters
+    scan          reads a table, for `walmere verify`
+
+A table has no old versions: a point can be read only while it is the newest. `version` counts the commits to a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from psycopg.sql import SQL
+
+from walmere.errors import SinkMismatch
+from walmere.ledger.entry import Entry
+from walmere.libpq import Address
+from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
+from walmere.owner import Owner, owned_by_another
+from walmere.sinks.base import Extent, Standing, TableScan, Upkeep, UpkeepWork
+from walmere.sinks.postgres import copying, origin, transaction
+from walmere.sinks.postgres import scan as scanning
+from walmere.sinks.postgres.connect import Connection, connect, translate_errors
+from walmere.sinks.postgres.copying import Copy
+from walmere.sinks.postgres.relation import missing_columns, missing_table, read_relations
+from walmere.sinks.postgres.state import State, StoredTable
+from walmere.sinks.postgres.transaction import TargetTransaction
+
+
+class NoPoints:
+    """A database has only its newest point, which needs no record."""
+
+    def append(self, point: Entry) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSink:
+    """A database as a target. The methods are described in `Sink`."""
+
+    address: Address
+    subscription: str
+    schema: str = "walmere"
+    on_conflict: str = "stop"
+    create_tables: bool = False
+    owner: Owner | None = None
+    take_over: bool = False
+
+    @property
+    def keep_seconds(self) -> float:
+        """A version cannot be read after it was replaced."""
+        return 0.0
+
+    @property
+    def batch_interval(self) -> float:
+        """Seconds between the beginnings of two batches: a transaction is cheap."""
+        return 0.1
+
+    @property
+    def spreads(self) -> bool:
+        """One task applies a batch of all tables."""
+        return False
+
+    @property
+    def transactional(self) -> bool:
+        """A batch of all tables is one transaction."""
+        return True
+
+    @property
+    def state(self) -> State:
+        """What is stored in the target."""
+        return State(self.schema, self.subscription)
+
+    def owned_by(self, owner: Owner, *, take_over: bool = False) -> PostgresSink:
+        """The same sink, writing for this owner."""
+        return replace(self, owner=owner, take_over=take_over)
+
+    @contextmanager
+    def connection(self, doing: str) -> Iterator[Connection]:
+        """A connection whose errors are those of a sink."""
+        with translate_errors(self.address, doing), closing(connect(self.address, "walmere")) as connection:
+            yield connection
+
+    def require_tables(self, tables: Mapping[TableName, Sequence[str]]) -> None:
+        """Raise if a table is missing, lacks one of these columns, or may not be written to."""
+        doing = "checking the tables of the target"
+        with self.connection(doing) as connection:
+            found = read_relations(connection, list(tables))
+        for table, names in tables.items():
+            if table in found:
+                present = [name for name in names if name in found[table].columns]
+                found[table].require(present if self.create_tables else names, doing)
+            elif not self.create_tables:
+                raise missing_table(table, doing)
+
+    def claim(self, table: TableName) -> bool:
+        """Make sure that what is stored for a table belongs to the owner; or take it over, and return True."""
+        doing = f"reading what is stored for {table} in the target"
+        stored = self._stored(table)
+        if stored is None or self.owner is None or (stored.owner is not None and stored.owner.same(self.owner)):
+            return False
+        if stored.owner is not None and not self.take_over:
+            raise owned_by_another(doing, f"the table {table} of the target", stored.owner)
+        with self.connection(doing) as connection:
+            connection.execute(
+                self.state.sql(
+                    "UPDATE {schema}.tables SET owner = $4, lsn = NULL"
+                    " WHERE subscription = $1 AND schema = $2 AND name = $3"
+                ),
+                [self.subscription, *table, self.owner.to_json()],
+            )
+        return True
+
+    def claim_points(self, subscription: str) -> None:
+        """A database has no points of its own."""
+
+    def tables_of_others(self, subscription: str) -> Mapping[str, str]:  # noqa: ARG002
+        """Several subscriptions may write to one table, as in PostgreSQL."""
+        return {}
+
+    def _stored(self, table: TableName) -> StoredTable | None:
+        with self.connection(f"reading what is stored for {table} in the target") as connection:
+            return self.state.read(connection, [table]).get(table) if self.state.exists(connection) else None
+
+    def standing(self, table: TableName) -> Standing | None:
+        """Version, LSN and owner of a table; None if it does not exist, or nothing was written to it."""
+        stored = self._stored(table)
+        return None if stored is None else Standing(stored.version, stored.lsn, stored.owner, ())
+
+    def columns(self, schema: pa.Schema) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
+        """The target's columns are not compared: they may have other types."""
+        return ()
+
+    def changed_by_others(self, table: TableName, after: int, upto: int) -> str | None:  # noqa: ARG002
+        """Others may write to the target, as in PostgreSQL."""
+        return None
+
+    def begin_copy(
+        self, table: TableName, names: Sequence[str], create: Sequence[str] = (), after: Sequence[str] = ()
+    ) -> Copy:
+        """Begin the copy of a table: see `copying.begin`."""
+        wanted = (create, after) if self.create_tables else ((), ())
+        return copying.begin(self.address, self.state, table, names, self.owner, *wanted)
+
+    @contextmanager
+    def transaction(self, tables: Sequence[TableName]) -> Iterator[TargetTransaction]:
+        """A transaction that applies a batch to these tables. `commit_transaction` ends it."""
+        with transaction.begin(self.address, self.state, self.on_conflict, tables) as begun:
+            yield begun
+
+    def commit_transaction(
+        self, begun: TargetTransaction, end_lsn: Lsn, commit_time: str | None
+    ) -> Mapping[TableName, int]:
+        """Store the LSNs of the tables, and commit. Returns their versions."""
+        return transaction.commit(begun, end_lsn, commit_time)
+
+    def add_columns(self, table: TableName, columns: Mapping[str, str]) -> int:
+        """Make sure that a table has these columns, each with its definition in SQL."""
+        doing = f"altering the target's table {table}"
+        with self.connection(doing) as connection:
+            relation = read_relations(connection, [table]).get(table)
+            if relation is None:
+                raise missing_table(table, doing)
+            missing = [name for name in columns if name not in relation.columns]
+            if missing and not self.create_tables:
+                raise missing_columns(table, missing, doing, columns)
+            for name in missing:
+                statement = SQL("ALTER TABLE {} ADD COLUMN {}").format(relation.sql, SQL(columns[name]))
+                connection.execute(statement)
+            stored = self.state.read(connection, [table]).get(table)
+        return 0 if stored is None else stored.version
+
+    def extent(self, table: TableName) -> Extent | None:  # noqa: ARG002
+        """The server knows how large its tables are."""
+        return None
+
+    def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> Sequence[UpkeepWork]:  # noqa: ARG002
+        """Autovacuum does it."""
+        return ()
+
+    def rewrite_files(self, work: Any) -> Any:
+        """There are none."""
+        return work
+
+    def replace_files(self, table: TableName, done: Sequence[Any]) -> int | None:  # noqa: ARG002
+        """There are none."""
+        return None
+
+    def vacuum(self, table: TableName) -> None:
+        """Autovacuum does it."""
+
+    def applied(self, table: TableName) -> Lsn | None:
+        """The LSN that the table has reached; None if it has none."""
+        stored = self._stored(table)
+        return None if stored is None else stored.lsn
+
+    def count(self, table: TableName) -> int:
+        """The number of rows; 0 if the table does not exist."""
+        with self.connection(f"counting the rows of {table}") as connection:
+            relation = read_relations(connection, [table]).get(table)
+            if relation is None:
+                return 0
+            [row] = connection.execute(SQL("SELECT count(*) FROM {}").format(relation.only)).fetchall()
+            return int(row[0])
+
+    def version(self, table: TableName) -> int:
+        """How often the table was committed to."""
+        stored = self._stored(table)
+        if stored is None:
+            raise SinkMismatch(f"reading what is stored for {table} in the target", f"{table} is not mirrored there")
+        return stored.version
+
+    def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:  # noqa: ARG002
+        """All rows as they are now, in at least so many pieces if the table is large enough."""
+        return scanning.scan(self.address, table, at_least)
+
+    def read(self, piece: scanning.Piece, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece, as text, from within a task."""
+        return scanning.read(self.address, piece, columns)
+
+    def open_ledger(self, subscription: str, entries: Iterable[Entry]) -> NoPoints:  # noqa: ARG002
+        """A database has only its newest point."""
+        return NoPoints()
+
+    def points(self, subscription: str) -> Sequence[Entry]:  # noqa: ARG002
+        """None: see `open_ledger`."""
+        return ()
+
+    def conflicts(self) -> Mapping[str, int]:
+        """How many conflicts each table has had."""
+        with self.connection("reading the conflicts of the target") as connection:
+            return self.state.conflicts(connection) if self.state.exists(connection) else {}
+
+    def drop(self) -> list[str]:
+        """Remove what Walmere stores in the target: staged copies, state, origins. Tables and rows stay."""
+        done: list[str] = []
+        with self.connection("removing the subscription from the target") as connection:
+            if self.state.exists(connection):
+                done += self.state.forget(connection)
+            if origin.may_use(connection):
+                done += [f"dropped replication origin {name}" for name in origin.drop(connection, self.subscription)]
+        return done

@@ -1,0 +1,154 @@
+"""What Walmere stores in the target, in a schema of its own. All of it changes in the transactions that it is about.
+
+    <schema>.format          the version of these tables
+    <schema>.tables          for each mirrored table: its LSN, how often it was committed to, and a copy that is running
+    <schema>.copied_ranges   of a running copy, the ranges that are committed
+    <schema>.conflicts       changes that met a conflict
+
+The LSN of a table is in the transaction that brings it there. So after a crash nothing is lost or applied twice. The
+transaction also advances a replication origin, if the role may use one: it marks the changes, so that a publication of
+the target can leave them out, and PostgreSQL shows its progress in `pg_replication_origin_status`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg.sql import SQL, Composed, Identifier
+
+from walmere.errors import SinkMismatch
+from walmere.lsn import Lsn
+from walmere.names import TableName
+from walmere.owner import Owner
+from walmere.sinks.postgres.connect import Connection
+
+VERSION: Final = 1
+_CREATE: Final = (
+    "CREATE SCHEMA {schema}",
+    "CREATE TABLE {schema}.format (version int NOT NULL)",
+    "INSERT INTO {schema}.format VALUES (1)",
+    "CREATE TABLE {schema}.tables (subscription text, schema text, name text, lsn pg_lsn, version int8 NOT NULL,"
+    " owner text, copy text, PRIMARY KEY (subscription, schema, name))",
+    "CREATE TABLE {schema}.copied_ranges (copy text, range text, PRIMARY KEY (copy, range))",
+    "CREATE TABLE {schema}.conflicts (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL"
+    ' DEFAULT now(), subscription text, relation text, conflict text, key text, "constraint" text, lsn pg_lsn,'
+    " message text)",
+    "CREATE INDEX ON {schema}.conflicts (subscription, relation)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A row of `tables`."""
+
+    lsn: Lsn | None
+    version: int
+    owner: Owner | None
+    copy: str | None  # which copy is running
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The tables of Walmere in the target, for one subscription."""
+
+    schema: str
+    subscription: str
+
+    def sql(self, text: str) -> Composed:
+        """A statement in which {schema} is the schema."""
+        return SQL(text).format(schema=Identifier(self.schema))
+
+    def exists(self, connection: Connection) -> bool:
+        """Whether the tables exist. Raises SinkMismatch if another version of Walmere has made them."""
+        # not by to_regclass, which may remember that the table did not exist
+        query = (
+            "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = $1 AND c.relname = 'format'"
+        )
+        if not connection.execute(query, [self.schema]).fetchall():
+            return False
+        versions = [version for (version,) in connection.execute(self.sql("SELECT version FROM {schema}.format"))]
+        if versions != [VERSION]:
+            raise SinkMismatch(
+                f"reading the schema {self.schema} of the target",
+                f"its tables have format {versions}, not {VERSION}",
+                "use the Walmere version that made them; or set another target.schema",
+            )
+        return True
+
+    def create(self, connection: Connection) -> None:
+        """Create the tables, if they do not exist."""
+        if self.exists(connection):
+            return
+        with connection.transaction():
+            # two that create them at once would fail in the catalogs
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('walmere'), hashtext($1))", [self.schema])
+            if self.exists(connection):
+                return
+            found = connection.execute("SELECT FROM pg_namespace WHERE nspname = $1", [self.schema]).fetchall()
+            for statement in _CREATE[1:] if found else _CREATE:
+                connection.execute(self.sql(statement))
+
+    def read(self, connection: Connection, tables: Sequence[TableName], lock: str = "") -> dict[TableName, StoredTable]:
+        """What is stored for these tables. `lock`: FOR UPDATE, or another lock."""
+        query = (
+            "SELECT t.schema, t.name, t.lsn::text, t.version, t.owner, t.copy FROM {schema}.tables t"
+            " JOIN unnest($2::text[], $3::text[]) AS w(schema, name) USING (schema, name)"
+            " WHERE t.subscription = $1 ORDER BY 1, 2 "
+        )
+        rows = connection.execute(
+            self.sql(query + lock),
+            [self.subscription, [each.namespace for each in tables], [each.name for each in tables]],
+        )
+        return {
+            TableName(schema, name): StoredTable(
+                lsn and Lsn.parse(lsn), version, owner and Owner.from_json(owner), copy
+            )
+            for schema, name, lsn, version, owner, copy in rows
+        }
+
+    def put(self, connection: Connection, table: TableName, owner: Owner | None) -> None:
+        """Make sure that there is a row for a table."""
+        connection.execute(
+            self.sql("INSERT INTO {schema}.tables VALUES ($1, $2, $3, NULL, 0, $4) ON CONFLICT DO NOTHING"),
+            [self.subscription, *table, None if owner is None else owner.to_json()],
+        )
+
+    def advance(self, connection: Connection, tables: Iterable[tuple[TableName, Lsn]]) -> dict[TableName, int]:
+        """Store the LSNs that tables reach in this transaction. Returns their new versions."""
+        reached = list(tables)
+        rows = connection.execute(
+            self.sql(
+                "UPDATE {schema}.tables t SET lsn = w.lsn::pg_lsn, version = t.version + 1"
+                " FROM unnest($2::text[], $3::text[], $4::text[]) AS w(schema, name, lsn)"
+                " WHERE t.subscription = $1 AND t.schema = w.schema AND t.name = w.name"
+                " RETURNING t.schema, t.name, t.version"
+            ),
+            [
+                self.subscription,
+                [table.namespace for table, _ in reached],
+                [table.name for table, _ in reached],
+                [str(lsn) for _, lsn in reached],
+            ],
+        )
+        return {TableName(schema, name): version for schema, name, version in rows}
+
+    def conflicts(self, connection: Connection) -> dict[str, int]:
+        """How many conflicts each table has had."""
+        query = "SELECT relation, count(*) FROM {schema}.conflicts WHERE subscription = $1 GROUP BY 1"
+        return dict(connection.execute(self.sql(query), [self.subscription]).fetchall())
+
+    def forget(self, connection: Connection) -> list[str]:
+        """Delete everything of the subscription; and the schema, if no other subscription uses it."""
+        with connection.transaction():
+            connection.execute(self.sql("DELETE FROM {schema}.tables WHERE subscription = $1"), [self.subscription])
+            connection.execute(self.sql("DELETE FROM {schema}.conflicts WHERE subscription = $1"), [self.subscription])
+            [row] = connection.execute(self.sql("SELECT count(*) FROM {schema}.tables")).fetchall()
+            if row[0]:
+                return [f"deleted the state of {self.subscription} in schema {self.schema} of the target"]
+            for name in ("format", "tables", "copied_ranges", "conflicts"):
+                connection.execute(SQL("DROP TABLE {}.{}").format(Identifier(self.schema), Identifier(name)))
+            connection.execute(SQL("DROP SCHEMA {} RESTRICT").format(Identifier(self.schema)))
+        return [f"dropped schema {self.schema} of the target"]

@@ -1,0 +1,110 @@
+"""The statements that apply the net effect of a batch to one table, set by set. Values are parameters of type text[].
+
+No staging table is needed: `unnest` of the parameters is the set, the planner knows its size, and no catalog grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from psycopg.sql import SQL, Composable, Composed, Identifier
+
+from walmere.sinks.base import RowNet
+from walmere.sinks.postgres.relation import TargetColumn, TargetRelation
+from walmere.sinks.postgres.text import bool_array, text_array
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement that must change `rows` rows; if it changes fewer, rows are missing in the target."""
+
+    query: Composed
+    parameters: Sequence[Any]
+    rows: int
+
+
+def copy_into(table: Composable, names: Sequence[str]) -> Composed:
+    """COPY into these columns of a table."""
+    columns = SQL(", ").join(map(Identifier, names))
+    return SQL("COPY {} ({}) FROM STDIN (FORMAT text, DELIMITER E'\\t', NULL '\\N', ENCODING 'UTF8')").format(
+        table, columns
+    )
+
+
+def changes_of(relation: TargetRelation, net: RowNet) -> Iterator[Statement]:
+    """Deletes, then updates. The rows of `net.inserts` are copied afterwards."""
+    if len(net.deletes):
+        yield _delete_counted(relation, net) if net.counts is not None else _delete(relation, net.deletes)
+    if len(net.updates):
+        yield _update(relation, net)
+
+
+def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:
+    places = {name: f"k{number}" for number, name in enumerate(keys.column_names)}
+    query = SQL("DELETE FROM {} AS t USING {} WHERE {}").format(
+        relation.only, _set(list(places.values())), _same_key(relation, places)
+    )
+    return Statement(query, [text_array(column) for column in keys.columns], len(keys))
+
+
+def _delete_counted(relation: TargetRelation, net: RowNet) -> Statement:
+    """Rows of a multiset are compared as text, which every type has."""
+    assert net.counts is not None
+    columns = [relation.columns[name] for name in net.deletes.column_names]
+    here = SQL("ROW({})::text").format(SQL(", ").join(SQL("t.{}").format(each.sql) for each in columns))
+    wanted = SQL("ROW({})::text").format(
+        SQL(", ").join(SQL(f"s.c{number}::{each.type}") for number, each in enumerate(columns))
+    )
+    arrays = SQL(", ").join(SQL(f"${number + 1}::text[]") for number in range(len(columns)))
+    names = SQL(", ").join(SQL(f"c{number}") for number in range(len(columns)))
+    query = SQL(
+        "DELETE FROM {only} AS d USING (SELECT t.tableoid AS tableoid, t.ctid AS ctid, w.copies AS copies,"
+        " row_number() OVER (PARTITION BY w.place) AS number FROM {only} AS t JOIN"
+        " (SELECT {wanted} AS row, s.copies::int8 AS copies, s.place FROM"
+        " unnest({arrays}, ${last}::text[]) WITH ORDINALITY AS s({names}, copies, place)) w ON {here} = w.row) AS f"
+        " WHERE f.number <= f.copies AND d.tableoid = f.tableoid AND d.ctid = f.ctid"
+    ).format(only=relation.only, wanted=wanted, arrays=arrays, last=SQL(str(len(columns) + 1)), names=names, here=here)
+    counts = pa.array(net.counts.astype(str).tolist(), pa.string()).cast(pa.binary())
+    parameters = [text_array(column) for column in net.deletes.columns]
+    return Statement(query, [*parameters, text_array(counts)], int(net.counts.sum()))
+
+
+def _update(relation: TargetRelation, net: RowNet) -> Statement:
+    keys = {name: f"k{number}" for number, name in enumerate(net.update_keys.column_names)}
+    parameters = [text_array(column) for column in net.update_keys.columns]
+    places = list(keys.values())
+    assignments: list[Composable] = []
+    for number, (name, mask) in enumerate(zip(net.updates.column_names, net.unchanged, strict=True)):
+        column = relation.columns[name]
+        if name in keys and net.updates[name].equals(net.update_keys[name]):
+            continue  # no key changes; and SQL cannot write to a column that is GENERATED ALWAYS AS IDENTITY
+        parameters.append(text_array(net.updates[name]))
+        places.append(f"c{number}")
+        value: Composable = SQL(f"s.c{number}::{column.type}")
+        if mask is not None:
+            parameters.append(bool_array(mask))
+            places.append(f"u{number}")
+            value = SQL("CASE WHEN s.{}::bool THEN t.{} ELSE {} END").format(SQL(f"u{number}"), column.sql, value)
+        assignments.append(SQL("{} = {}").format(column.sql, value))
+    if not assignments:  # a table whose columns are all in the key: an UPDATE changes nothing
+        first = next(iter(keys))
+        assignments = [SQL("{0} = t.{0}").format(Identifier(first))]
+    query = SQL("UPDATE {} AS t SET {} FROM {} WHERE {}").format(
+        relation.only, SQL(", ").join(assignments), _set(places), _same_key(relation, keys)
+    )
+    return Statement(query, parameters, len(net.updates))
+
+
+def _set(places: Sequence[str]) -> Composed:
+    arrays = SQL(", ").join(SQL(f"${number + 1}::text[]") for number in range(len(places)))
+    return SQL("unnest({}) AS s({})").format(arrays, SQL(", ").join(map(SQL, places)))
+
+
+def _same_key(relation: TargetRelation, places: dict[str, str]) -> Composed:
+    def same(column: TargetColumn, place: str) -> Composed:
+        return SQL("t.{} {} s.{}").format(column.sql, column.equals, SQL(f"{place}::{column.type}"))
+
+    return SQL(" AND ").join(same(relation.columns[name], place) for name, place in places.items())

@@ -1,0 +1,117 @@
+"""One transaction of the target: it applies a batch of all tables, and stores how far they are.
+
+A reader of the target sees the whole batch or nothing of it. A batch ends between two transactions of the source, so
+nobody sees half of one.
+
+Each table is changed by sets of rows (`statements`), inside a savepoint. If that fails, or a row is missing in the
+target, the savepoint is undone, and the table's changes are applied row by row (`rows`), which says what was in the
+way. So are tables with triggers, always. New rows go by COPY straight into their table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.sql import SQL
+
+from walmere.errors import WalmereError
+from walmere.libpq import Address
+from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
+from walmere.sinks.base import RowNet
+from walmere.sinks.postgres import origin
+from walmere.sinks.postgres.connect import Connection, reused, translate_errors
+from walmere.sinks.postgres.relation import TargetRelation, read_relations
+from walmere.sinks.postgres.rows import RowChanges, TruncateRows, apply_rows
+from walmere.sinks.postgres.state import State, StoredTable
+from walmere.sinks.postgres.statements import changes_of, copy_into
+from walmere.sinks.postgres.text import copy_text
+
+
+class _RowsMissing(Exception):
+    """The target lacks rows that are updated or deleted."""
+
+
+@dataclass(slots=True)
+class TargetTransaction:
+    """An open transaction."""
+
+    connection: Connection
+    state: State
+    on_conflict: str
+    relations: Mapping[TableName, TargetRelation]
+    stored: Mapping[TableName, StoredTable]
+    use_origin: bool
+    reached: dict[TableName, Lsn] = field(default_factory=dict)
+
+    def apply_set(self, table: TableName, net: RowNet) -> bool:
+        """Apply a net effect by sets of rows. Returns False if that is not possible: nothing was changed then."""
+        relation = self.relations[table]
+        try:
+            with self.connection.transaction():
+                for statement in changes_of(relation, net):
+                    done = self.connection.execute(statement.query, statement.parameters)
+                    if done.rowcount < statement.rows:
+                        raise _RowsMissing
+                if len(net.inserts):
+                    command = copy_into(relation.sql, net.inserts.column_names)
+                    with self.connection.cursor() as cursor, cursor.copy(command) as copy:
+                        for piece in copy_text(net.inserts):
+                            copy.write(piece)
+        except (_RowsMissing, psycopg.IntegrityError, pg.CardinalityViolation):
+            return False
+        return True
+
+    def truncate(self, tables: Sequence[TableName], *, cascade: bool, restart_identity: bool) -> str:
+        """The statement that truncates tables."""
+        names = SQL(", ").join(self.relations[each].only for each in tables)
+        more = (" RESTART IDENTITY" if restart_identity else "") + (" CASCADE" if cascade else "")
+        return (SQL("TRUNCATE {}").format(names) + SQL(more)).as_string(self.connection)
+
+    def execute(self, statement: str) -> None:
+        """Run a statement."""
+        self.connection.execute(statement.encode())
+
+    def apply_rows(self, changes: Sequence[RowChanges], truncates: Sequence[TruncateRows]) -> None:
+        """Apply changes row by row, in the order of the source."""
+        if changes or truncates:
+            apply_rows(self.connection, self.state, changes, truncates, self.on_conflict)
+
+    def one_by_one(self, table: TableName, identity: Identity) -> bool:
+        """Whether the changes of a table must be applied row by row."""
+        relation = self.relations[table]
+        return bool(relation.fires) or (identity.keyed and not relation.is_unique(identity))
+
+
+@contextlib.contextmanager
+def begin(address: Address, state: State, on_conflict: str, tables: Sequence[TableName]) -> Iterator[TargetTransaction]:
+    """A transaction that has locked what is stored for these tables. It must be ended by `commit`."""
+    doing = "applying changes to the target"
+    with translate_errors(address, doing), reused(address, f"walmere {state.subscription} apply") as connection:
+        use_origin = origin.may_use(connection)
+        if use_origin:
+            origin.set_up(connection, state.subscription)
+        connection.execute("BEGIN")
+        stored = state.read(connection, tables, "FOR UPDATE OF t")
+        yield TargetTransaction(connection, state, on_conflict, read_relations(connection, tables), stored, use_origin)
+        if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            connection.execute("ROLLBACK")
+        if use_origin:
+            origin.reset(connection)
+
+
+def commit(transaction: TargetTransaction, end_lsn: Lsn, commit_time: str | None) -> dict[TableName, int]:
+    """Store the LSNs of the tables, and commit. Returns their versions."""
+    if not transaction.reached:
+        return {}
+    versions = transaction.state.advance(transaction.connection, transaction.reached.items())
+    if set(versions) != set(transaction.reached):
+        raise WalmereError("committing to the target", "the rows of its tables are not stored there any more")
+    if transaction.use_origin:
+        origin.stamp(transaction.connection, end_lsn, commit_time or "epoch")
+    transaction.connection.execute("COMMIT")
+    return versions
