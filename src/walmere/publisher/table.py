@@ -6,6 +6,7 @@ copy, so that they match its rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,6 +103,16 @@ def columns_of(connection: Connection, oid: int, published: tuple[str, ...]) -> 
         [oid, list(published)],
     )
     return tuple(PublishedColumn(*row) for row in rows)
+
+
+def declared_types(connection: Connection, columns: Sequence[PublishedColumn]) -> dict[str, str]:
+    """The type of each column, as SQL writes it."""
+    rows = connection.execute(
+        "SELECT c.name, format_type(c.type_oid, c.typmod)"
+        " FROM unnest(%s::text[], %s::oid[], %s::int[]) AS c(name, type_oid, typmod)",
+        [[each.name for each in columns], [each.type_oid for each in columns], [each.typmod for each in columns]],
+    )
+    return dict(rows.fetchall())
 
 
 def _require_every_row(connection: Connection, doing: str, oid: int) -> None:

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias, TypeGuard
@@ -256,6 +257,12 @@ class Sink(Protocol):
 
     def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a piece, from within a task, a few at a time; with these columns, or all."""
+
+    def pinned(self) -> AbstractContextManager[Sink]:
+        """A context in which the versions of the newest point can be read, whatever is applied meanwhile.
+
+        It is entered while nothing is applied. Returns the sink to read with.
+        """
 
     def points(self, subscription: str) -> Sequence[Entry]:
         """The points of a subscription in the target, oldest first; none if they cannot be read."""

@@ -9,7 +9,7 @@ rejects, but not for which row: since then the row may have got another key, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from walmere.apply.rejects import rejected_key
 from walmere.publisher import copy, table
 from walmere.sinks.base import Sink
+from walmere.sinks.postgres.sink import PostgresSink
 from walmere.subscription.tablesync import CopyTask
 from walmere.verify import source_text
 from walmere.verify.fingerprint import Fingerprint, RowLayout, Side, empty, fingerprint, rows_of
@@ -90,10 +91,33 @@ class TargetPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Rows of a target that is a database: they come by COPY, as the source's do."""
+
+    sink: PostgresSink
+    piece: Any
+    layout: RowLayout
+    columns: Mapping[str, str]  # with the types of the source
+
+    def count(self) -> Counted:
+        """Runs in a Spark task."""
+        found = fingerprint(self.layout, Side.TARGET, self._batches())
+        return Counted(empty(self.layout.buckets), found)
+
+    def rows(self, differing: NDArray[np.intp], texts: bool) -> Iterator[pa.RecordBatch]:
+        """Runs in a Spark task."""
+        return rows_of(self.layout, Side.TARGET, self._batches(), differing, texts=texts)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for data in self.sink.copy_text(self.piece, self.columns):
+            yield source_text.read(data, self.layout.schema).batch
+
+
+@dataclass(frozen=True, slots=True)
 class DifferingRows:
     """The rows of a piece that are in these buckets: a piece for the shuffle."""
 
-    piece: SourcePiece | TargetPiece
+    piece: SourcePiece | TargetPiece | TextPiece
     differing: NDArray[np.intp]
     texts: bool
 
@@ -102,6 +126,6 @@ class DifferingRows:
         return self.piece.rows(self.differing, self.texts)
 
 
-def count(piece: SourcePiece | TargetPiece) -> Counted:
+def count(piece: SourcePiece | TargetPiece | TextPiece) -> Counted:
     """Runs in a Spark task."""
     return piece.count()

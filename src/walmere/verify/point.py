@@ -38,6 +38,7 @@ from walmere.lsn import Lsn
 from walmere.publisher import catalog, snapshot, transactions
 from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.snapshot import Snapshot
+from walmere.sinks.base import Sink, is_lake
 from walmere.storage import Lock
 from walmere.subscription.cuts import Cut
 from walmere.verify.open_transactions import snapshot_beside_open_transactions
@@ -60,6 +61,7 @@ class ConsistentPoint:
 
     snapshot: Snapshot
     entry: Entry
+    sink: Sink  # to read the versions with
 
     @property
     def lsn(self) -> Lsn:
@@ -71,6 +73,7 @@ def consistent_point(
     source: Source,
     subscription: str,
     directory: Path,
+    sink: Sink,
     *,
     catch_up: Callable[[Lsn], None],
     receive: Callable[[Lsn], object],
@@ -89,10 +92,13 @@ def consistent_point(
         with closing(Cut(directory, HOLD * 2**attempt)) as cut, taking(wait) as made:
             if made is None:
                 continue
-            cut.at(made.lsn)
+            stay = not is_lake(sink)  # a database has no old versions
+            (cut.stay_at if stay else cut.at)(made.lsn)
             entry = _reach(source, directory, made.lsn, catch_up, wait)
             if entry is not None:
-                yield ConsistentPoint(made, entry)
+                with sink.pinned() as pinned:
+                    cut.at(made.lsn)
+                    yield ConsistentPoint(made, entry, pinned)
                 return
     raise NotCompared(
         _DOING,

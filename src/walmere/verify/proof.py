@@ -26,7 +26,9 @@ from walmere.lsn import Lsn
 from walmere.publisher import snapshot, table
 from walmere.publisher.connect import translate_errors
 from walmere.publisher.table import Part, Range, Table
-from walmere.sinks.base import Sink, TableScan
+from walmere.sinks.base import Sink, TableScan, is_lake
+from walmere.sinks.postgres.relation import missing_columns
+from walmere.sinks.postgres.sink import PostgresSink
 from walmere.subscription.state import TableState
 from walmere.subscription.tablesync import CopyTask, Tasks, codecs_of, look, schema_of
 from walmere.types import PgType, TypType
@@ -35,7 +37,7 @@ from walmere.verify import rows as row_by_row
 from walmere.verify import sample
 from walmere.verify.fingerprint import DIFFERENT_ROWS, RowLayout, buckets_for, empty
 from walmere.verify.pg_text import SourceType
-from walmere.verify.pieces import Counted, DifferingRows, SourcePiece, TargetPiece, count
+from walmere.verify.pieces import Counted, DifferingRows, SourcePiece, TargetPiece, TextPiece, count
 from walmere.verify.point import APPLICATION, ConsistentPoint
 from walmere.verify.rows import Difference
 
@@ -144,6 +146,7 @@ class _SourceTable:
 
     task: CopyTask  # to read all of it
     types: tuple[SourceType, ...]  # of each column
+    declared: Mapping[str, str]  # of each column, its type in SQL
 
 
 class Prover:
@@ -200,11 +203,15 @@ class Prover:
                     # in a savepoint: an error, such as a lock timeout, must not end the transaction of all tables
                     with translate_errors(source, f"reading the definition of {known.name}"), connection.transaction():
                         described, types = look(connection, source, known.oid, gather)
+                        declared = table.declared_types(connection, described.columns)
                     _require_same(known, described)
                     whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
                     task = CopyTask(source, made, described, whole, codecs_of(described, types), self._sink)
-                    kinds = tuple(source_type(column.type_oid, types) for column in described.columns)
-                    found.append(_SourceTable(task, kinds))
+                    if is_lake(self._sink):
+                        kinds = tuple(source_type(column.type_oid, types) for column in described.columns)
+                    else:
+                        kinds = (SourceType(None),) * len(described.columns)  # text is compared with text
+                    found.append(_SourceTable(task, kinds, declared))
                 except WalmereError as error:
                     found.append(error)
         return found
@@ -237,14 +244,19 @@ class Prover:
             )
         scan = self._sink.scan(known.table, version, self._tasks.parallelism)
         described, schema = work.table, schema_of(work.table, work.codecs)
-        if not schema.equals(scan.schema):
+        if isinstance(self._sink, PostgresSink):  # it may have other columns, too
+            schema = pa.schema([(name, pa.string()) for name in schema.names])
+            missing = [name for name in schema.names if name not in scan.schema.names]
+            if missing:
+                raise missing_columns(known.table, missing, f"comparing {known.name}")
+        elif not schema.equals(scan.schema):
             raise SinkMismatch(
                 f"comparing {known.name}",
                 f"its columns are {_columns(schema)} at the source, and {_columns(scan.schema)} in the target",
                 "a new definition is applied with the next changed row; or copy the table again: `walmere resync`",
             )
         layout = RowLayout(schema, described.key, buckets_for(scan.rows), source.types)
-        pieces, sampled = self._pieces(described, work, scan, layout)
+        pieces, sampled = self._pieces(source, scan, layout)
         none = empty(layout.buckets)
         counted = self._tasks.add(count, pieces, Counted(none, none), functools.partial(self._on_progress, known.name))
         differing = counted.source.differing(counted.target)
@@ -271,9 +283,14 @@ class Prover:
         return replace(found, missing=rows.missing, extra=rows.extra, different=rows.different, examples=rows.examples)
 
     def _pieces(
-        self, described: Table, work: CopyTask, scan: TableScan, layout: RowLayout
-    ) -> tuple[list[SourcePiece | TargetPiece], bool]:
+        self, source: _SourceTable, scan: TableScan, layout: RowLayout
+    ) -> tuple[list[SourcePiece | TargetPiece | TextPiece], bool]:
         """All pieces of both sides, and whether they are a sample."""
+        work, described = source.task, source.task.table
+        if isinstance(self._sink, PostgresSink):
+            ranges = table.ranges(described, self._tasks.parallelism)
+            there = [TextPiece(self._sink, piece, layout, source.declared) for piece in scan.pieces]
+            return [*(SourcePiece(replace(work, piece=piece), layout) for piece in ranges), *there], False
         target = [TargetPiece(self._sink, piece, layout) for piece in scan.pieces]
         intervals = self._sample(described, scan, layout)
         if intervals is None:
@@ -283,7 +300,7 @@ class Prover:
         place = layout.schema.names.index(column.name)
         where = sample.in_target(place, layout.schema.field(place).type, intervals)
         tasks = min(self._tasks.parallelism, len(intervals))
-        source = [
+        chosen = [
             SourcePiece(
                 replace(work, piece=Range(replace(part, pages=None), 0, None)),
                 layout,
@@ -292,7 +309,7 @@ class Prover:
             for part in described.parts
             for number in range(tasks)
         ]
-        return [*source, *(replace(piece, where=where) for piece in target)], True
+        return [*chosen, *(replace(piece, where=where) for piece in target)], True
 
     def _sample(self, described: Table, scan: TableScan, layout: RowLayout) -> list[sample.Interval] | None:
         """The intervals of the key that are compared; None: all."""

@@ -126,13 +126,15 @@ def _compare(
     config, directory = subscription.config, subscription.directory
     catch_up = functools.partial(_run, subscription, wait=request.wait)
     name, receive = config.subscription.name, subscription.receive
-    with consistent_point(config.source, name, directory, catch_up=catch_up, receive=receive, wait=request.wait) as at:
+    with consistent_point(
+        config.source, name, directory, target, catch_up=catch_up, receive=receive, wait=request.wait
+    ) as at:
         started = spark(config)
         tasks = SparkTasks(started, "verify")
         prover = Prover(
             config.source,
             at,
-            target,
+            at.sink,
             tasks=tasks,
             shuffle=SparkShuffle(started, tasks),
             options=request.options,

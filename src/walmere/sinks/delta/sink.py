@@ -25,6 +25,7 @@ multiset), and cannot get values from the row of another key (TOAST and a change
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -255,6 +256,10 @@ class DeltaSink(DeltaTables):
     def read(self, piece: FilePiece, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a piece, from within a task; with these columns, or all."""
         return scan.read(self, piece, columns)
+
+    def pinned(self) -> AbstractContextManager[DeltaSink]:
+        """Versions can be read for `keep_seconds`, and longer while a table is being compared."""
+        return nullcontext(self)
 
     def open_ledger(self, subscription: str, entries: Iterable[Entry]) -> LakeLedger:
         """Become the writer of a subscription's points, which replace those in the lake."""

@@ -40,7 +40,8 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN unnest($1::text[], $2::text[]) AS wanted(schema, name) ON n.nspname = wanted.schema AND c.relname = wanted.name,
 LATERAL (
     SELECT json_agg(json_build_array(
-        a.attname, format_type(a.atttypid, -1), a.attidentity, a.attgenerated <> '',
+        a.attname, format_type(a.atttypid, -1), format_type(a.atttypid, a.atttypmod), a.attidentity,
+        a.attgenerated <> '',
         (SELECT quote_ident(o.nspname) FROM pg_operator e JOIN pg_namespace o ON o.oid = e.oprnamespace
          WHERE e.oprname = '=' AND e.oprleft = a.atttypid AND e.oprright = a.atttypid LIMIT 1)
     ) ORDER BY a.attnum) AS found
@@ -64,6 +65,7 @@ class TargetColumn:
 
     name: str
     type: str  # for a cast, without a modifier: an assignment checks the length, a cast would truncate
+    declared: str  # with the modifier
     identity: str  # pg_attribute.attidentity
     generated: bool
     operator_schema: str | None  # of its = operator, if the type has one of its own

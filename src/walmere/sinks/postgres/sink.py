@@ -57,6 +57,7 @@ class PostgresSink:
     create_tables: bool = False
     owner: Owner | None = None
     take_over: bool = False
+    snapshot: str | None = None  # read in this snapshot
 
     @property
     def keep_seconds(self) -> float:
@@ -222,13 +223,25 @@ class PostgresSink:
             raise SinkMismatch(f"reading what is stored for {table} in the target", f"{table} is not mirrored there")
         return stored.version
 
+    @contextmanager
+    def pinned(self) -> Iterator[PostgresSink]:
+        """Reads in a snapshot of the database, which lasts as long as the context."""
+        with self.connection("exporting a snapshot of the target") as connection, connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            [row] = connection.execute("SELECT pg_export_snapshot()").fetchall()
+            yield replace(self, snapshot=row[0])
+
     def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:  # noqa: ARG002
-        """All rows as they are now, in at least so many pieces if the table is large enough."""
-        return scanning.scan(self.address, table, at_least)
+        """All rows as they are now, or in the snapshot of `pinned`; in pieces, if the table is large enough."""
+        return scanning.scan(self.address, self.snapshot, table, at_least)
 
     def read(self, piece: scanning.Piece, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a piece, as text, from within a task."""
-        return scanning.read(self.address, piece, columns)
+        raise NotImplementedError  # `copy_text` reads them
+
+    def copy_text(self, piece: scanning.Piece, columns: Mapping[str, str]) -> Iterator[bytes]:
+        """The rows of a piece as COPY's text, from within a task: these columns, each as a type of the source."""
+        return scanning.copy_text(self.address, piece, columns)
 
     def open_ledger(self, subscription: str, entries: Iterable[Entry]) -> NoPoints:  # noqa: ARG002
         """A database has only its newest point."""
