@@ -116,6 +116,41 @@ def test_a_short_demo_ends_with_every_table_equal_and_commands_that_work(demo: D
 
 
 @pytest.mark.long
+def test_a_database_as_the_target_is_equal_too_and_can_be_started_again(tmp_path: Path) -> None:
+    place = Path(tempfile.mkdtemp())  # not below pytest's own: the server's user has to reach it
+    place.chmod(0o755)
+    demo = Demo(tmp_path, *SMALL, "--target", "postgres", "--directory", str(place / "demo"))
+    try:
+        result = demo.result()
+        assert demo.process.returncode == 0, demo.said()
+        assert result["equal"]
+        assert [table["name"] for table in result["tables"]] == [f"public.{name}" for name in KEYS]
+        assert all(table["equal"] and table["rows"] and table["changes"] for table in result["tables"])
+        assert result["transactions_by_kind"]["truncate"] == 1
+        assert not list(demo.temporary.glob("walmere-pg-*"))
+        eventually(lambda: not demo.left(), 5, lambda: str(demo.left()))
+        *tries, _ = outputs = [_output(command, demo.directory) for command in result["next"]]
+        assert "server started" in tries[0]
+        assert "placed" in tries[1]
+        assert "deliveries" in tries[2]
+        assert "0/" in tries[3]
+        assert "server stopped" in tries[-1]
+        assert all(outputs)
+    finally:
+        demo.remove()
+        shutil.rmtree(place)
+
+
+def _output(command: str, directory: Path) -> str:
+    with tempfile.TemporaryFile("w+") as output:  # not a pipe, which a server that it starts would keep open
+        tried = subprocess.run(command, shell=True, cwd=directory, stdout=output, stderr=output, check=False)
+        output.seek(0)
+        text = output.read()
+    assert tried.returncode == 0, text
+    return text
+
+
+@pytest.mark.long
 def test_one_wrong_value_in_the_lake_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,17 +15,20 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from walmere.config import DeltaTarget
-from walmere.demo.compare import compare_tables
+from conftest import Database
+from walmere.config import DeltaTarget, PostgresTarget
+from walmere.demo.compare import compare_databases, compare_tables
 from walmere.demo.display import Display, View, line
 from walmere.demo.interruption import Interrupted, Interruptions
 from walmere.demo.lag import Lag
 from walmere.demo.place import MARK, Place
 from walmere.demo.subscriber import RunReport
+from walmere.demo.target import opened
 from walmere.errors import ConfigError
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.subscription.state import Phase, TableState
+from walmere.testing.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("total", pa.decimal128(12, 2)), ("tags", pa.list_(pa.string()))])
 ROWS = [{"id": i, "total": Decimal(i), "tags": ["a", str(i)]} for i in range(100)]
@@ -53,6 +56,30 @@ def test_what_differs_is_counted_and_named_by_key() -> None:
 def test_null_and_a_value_are_different() -> None:
     verdict = compare_tables("t", table(ROWS), table([{**ROWS[0], "total": None}, *ROWS[1:]]), ["id"])
     assert verdict.different == 1
+
+
+def test_two_databases_are_compared_by_every_column(server18: Server) -> None:
+    source, target = Database(server18), Database(server18)
+    try:
+        for database in (source, target):
+            database.execute(
+                "CREATE TABLE carts (id uuid PRIMARY KEY, total numeric)",
+                "INSERT INTO carts SELECT md5(i::text)::uuid, i / 7.0 FROM generate_series(1, 100) i",
+            )
+        with opened(source.dsn) as here, opened(target.dsn) as there:
+            assert str(compare_databases(here, there, "carts")) == "equal"
+            target.execute(
+                "DELETE FROM carts WHERE id = md5('8')::uuid",
+                "INSERT INTO carts VALUES (md5('a')::uuid, NULL)",
+            )
+            assert str(compare_databases(here, there, "carts")).startswith("1 missing, 1 extra: (")
+            target.execute("UPDATE carts SET total = total + 0.01 WHERE id = md5('7')::uuid")
+            assert compare_databases(here, there, "carts").different == 1
+            target.execute("ALTER TABLE carts ALTER total TYPE numeric(20, 2)")
+            assert "total numeric(20,2) instead of" in str(compare_databases(here, there, "carts"))
+    finally:
+        source.drop()
+        target.drop()
 
 
 def test_lag_is_the_time_since_something_is_missing() -> None:
@@ -93,6 +120,27 @@ def test_what_an_earlier_demo_left_is_replaced_and_nothing_else(tmp_path: Path) 
     with Place(place.directory):
         assert sorted(path.name for path in place.directory.iterdir()) == ["notes", "walmere.toml"]
         assert place.config_file.read_text() == MARK
+
+
+def test_a_database_as_the_target_gets_the_tables_from_the_source(tmp_path: Path) -> None:
+    with Place(tmp_path / "demo") as place:
+        config = place.configure("postgresql://postgres@127.0.0.1:1/shop", "postgresql://postgres@127.0.0.1:2/shop")
+    assert isinstance(config.target, PostgresTarget)
+    assert config.target.create_tables
+    assert config.target.dsn.get_secret_value().endswith(":2/shop")
+
+
+def test_a_target_whose_server_runs_is_not_replaced(tmp_path: Path) -> None:
+    with Place(tmp_path / "demo") as place:
+        place.cluster.mkdir()
+    pid = place.cluster / "postmaster.pid"
+    pid.write_text(f"{os.getpid()}\n")
+    with pytest.raises(ConfigError, match="is running there") as refused, Place(place.directory):
+        pass
+    assert str(os.getpid()) in refused.value.hint
+    pid.unlink()
+    with Place(place.directory):
+        assert not place.cluster.exists()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final, Literal, NoReturn
 
 import typer
 
@@ -95,12 +95,15 @@ def demo(
     directory: Annotated[Path, typer.Option(help="The directory for all files of the demo.")] = Path("walmere-demo"),
     rows: Annotated[int, typer.Option(min=1000, help="Rows to load before the copy.")] = 300_000,
     seconds: Annotated[float, typer.Option(min=1, help="How long the writers run.")] = 30,
+    target: Annotated[
+        Literal["delta", "postgres"], typer.Option(help="Mirror to Delta tables, or to a second PostgreSQL server.")
+    ] = "delta",
     json: AsJson = False,
 ) -> None:
     """Show Walmere at work: start a PostgreSQL server with a small shop and live writers, mirror it, compare both."""
     from walmere.demo.app import DemoOptions, main
 
-    raise typer.Exit(main(DemoOptions(directory, rows, seconds, json)))
+    raise typer.Exit(main(DemoOptions(directory, rows, seconds, json, target)))
 
 
 @app.command()

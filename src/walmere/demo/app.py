@@ -6,6 +6,8 @@
     4. The writers stop. `walmere run` applies the rest.
     5. Every table is compared with its source.
 
+The target is a lake of Delta tables, or a database on a second server (`--target postgres`).
+
 The subscription is a process, the writers are threads, and the main thread only watches them.
 """
 
@@ -14,22 +16,24 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from rich.console import Console
 from rich.markup import escape
 
 from walmere.config import Config
 from walmere.demo import shop
-from walmere.demo.compare import TableComparison, compare
+from walmere.demo import target as database_target
+from walmere.demo.compare import TableComparison, compare, compare_databases
 from walmere.demo.display import Display
 from walmere.demo.interruption import Interrupted, Interruptions
 from walmere.demo.place import Place
 from walmere.demo.report import Measured, Report
 from walmere.demo.subscriber import MirrorProcess, own_environment
+from walmere.demo.target import TargetDatabase
 from walmere.demo.watch import Watch
 from walmere.demo.workload import Writers
 from walmere.publisher.connect import Connection, connect, translate_errors
@@ -46,6 +50,7 @@ class DemoOptions:
     rows: int
     seconds: float
     json: bool = False
+    target: Literal["delta", "postgres"] = "delta"
 
 
 def main(options: DemoOptions) -> int:
@@ -81,9 +86,15 @@ class Demo:
     def run(self) -> Report:
         """Run all steps."""
         self._display.print("[bold]Walmere[/bold]: PostgreSQL logical replication whose subscriber is Apache Spark\n")
-        with self._signals.guard(embedded(18, _SETTINGS)) as server:
-            self._step(f"started PostgreSQL {_version(server)} on a free port, in a temporary directory")
-            config = self._fill(server)
+        with (
+            self._signals.guard(embedded(18, _SETTINGS)) as server,
+            self._signals.guard(self._target_server()) as target_server,
+        ):
+            two = "" if target_server is None else "two servers of "
+            port = "a free port" if target_server is None else "free ports"
+            self._step(f"started {two}PostgreSQL {_version(server)} on {port}, in a temporary directory")
+            target = None if target_server is None else database_target.create(target_server)
+            config = self._fill(server, target)
             with (
                 self._signals.guard(MirrorProcess(self._place.config_file, self._place.log)) as subscriber,
                 closing(connect(config.source, "walmere demo")) as connection,
@@ -95,18 +106,23 @@ class Demo:
                 now = subscriber.progress
                 self._step(f"copied {now.rows_copied:,} rows, applied {now.changes_applied:,} changes, caught up")
                 subscriber.end()
-                verdicts = self._compare(connection)
+                verdicts = self._compare(connection, target)
+            if target is not None and target_server is not None:
+                target = database_target.keep(target, target_server, self._place.cluster)
         self._measured.total = time.monotonic() - self._began
-        return Report(self._place, subscriber.progress, self._measured, verdicts)
+        return Report(self._place, subscriber.progress, self._measured, verdicts, target)
+
+    def _target_server(self) -> AbstractContextManager[Server | None]:
+        return embedded(18, database_target.SETTINGS) if self._options.target == "postgres" else nullcontext()
 
     def _step(self, text: str) -> None:
         self._display.print(f"[green]✓[/green] {text}  [dim]{time.monotonic() - self._began:.1f} s[/dim]")
 
-    def _fill(self, server: Server) -> Config:
+    def _fill(self, server: Server, target: TargetDatabase | None) -> Config:
         admin = self._place.configure(server.dsn()).source
         with closing(connect(admin, "walmere demo")) as connection, translate_errors(admin, "creating the database"):
             connection.execute("CREATE DATABASE shop")
-        config = self._place.configure(server.dsn("shop"))
+        config = self._place.configure(server.dsn("shop"), None if target is None else target.dsn)
         with (
             closing(connect(config.source, "walmere demo")) as connection,
             translate_errors(config.source, "filling the shop"),
@@ -117,7 +133,7 @@ class Demo:
         return config
 
     def _follow(self, watch: Watch, config: Config) -> None:
-        """Watch from the start of Spark until everything that was written is in the lake."""
+        """Watch from the start of Spark until everything that was written is in the target."""
         watch.until("starting Spark", lambda now: now.started)
         self._step(f"started Spark: `walmere run -c {escape(str(self._place.config_file))}`")
         watch.until("copying", lambda now: any(table.phase.copied for table in now.tables))
@@ -136,9 +152,13 @@ class Demo:
         watch.until("catching up", lambda now: now.includes(end))
         self._measured.catch_up = time.monotonic() - written
 
-    def _compare(self, connection: Connection) -> tuple[TableComparison, ...]:
+    def _compare(self, connection: Connection, target: TargetDatabase | None) -> tuple[TableComparison, ...]:
         began = time.monotonic()
-        verdicts = tuple(compare(connection, self._place.lake, name) for name in shop.KEYS)
+        if target is None:
+            verdicts = tuple(compare(connection, self._place.lake, name) for name in shop.KEYS)
+        else:
+            with database_target.opened(target.dsn) as other:
+                verdicts = tuple(compare_databases(connection, other, name) for name in shop.KEYS)
         self._measured.compare = time.monotonic() - began
         self._step("compared every row and every column")
         return verdicts

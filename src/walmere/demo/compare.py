@@ -1,12 +1,13 @@
-"""Compares every row and every column of a table at the source and in the lake.
+"""Compares every row and every column of a table at the source and in the target.
 
 The comparison shares no code with the subscription. Rows of the source are read in PostgreSQL's binary format and
 converted by psycopg; the subscription reads text and casts it itself. Rows of the lake are read as any reader of Delta
 reads them. Only columns that the lake has as PostgreSQL's text (enums, jsonb, uuid, numeric without precision) are read
-as text from the source too.
+as text from the source too. If the target is a database, each server computes a checksum of all its rows by SQL, and
+rows are read only if the checksums differ.
 
-Both sides are sorted by key and compared as whole columns, one table at a time. Only if they differ, rows are compared
-one by one, as multisets, so that a duplicate row is found.
+Rows of both sides are sorted by key and compared as whole columns, one table at a time. Only if they differ, rows are
+compared one by one, as multisets, so that a duplicate row is found.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ from deltalake import DeltaTable, QueryBuilder
 from walmere.demo.shop import KEYS, SCHEMA
 from walmere.publisher.connect import Connection
 
+_COLUMNS: Final = """
+SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_catalog.pg_attribute
+WHERE attrelid = '{table}'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+_CHECKSUM: Final = """
+SELECT count(*), sum(hashtextextended(t::text, 0)), sum(hashtextextended(t::text, 1)) FROM {table} AS t
+"""
 _ROWS: Final = 20_000
 _SHOWN: Final = 5
 
@@ -35,8 +43,8 @@ class TableComparison:
 
     name: str
     rows: int  # at the source
-    missing: int = 0  # in the lake
-    extra: int = 0  # in the lake, including duplicates
+    missing: int = 0  # in the target
+    extra: int = 0  # in the target, including duplicates
     different: int = 0  # same key, different values
     keys: tuple[str, ...] = ()
     wrong: str | None = None  # about the table as a whole
@@ -60,18 +68,41 @@ def compare(connection: Connection, lake: Path, name: str) -> TableComparison:
     opened = DeltaTable(lake / SCHEMA / name)
     found = QueryBuilder().register("t", opened).execute("SELECT * FROM t").read_all()
     target = pa.table(found).cast(pa.schema(opened.schema().to_arrow()))
-    columns = [
-        column
-        for (column,) in connection.execute(
-            "SELECT attname FROM pg_catalog.pg_attribute"
-            " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-            [f"{SCHEMA}.{name}"],
-        )
-    ]
+    columns = [column for column, _ in _columns(connection, name)]
     if columns != target.column_names:
         wrong = f"the columns are {', '.join(target.column_names)} instead of {', '.join(columns)}"
         return TableComparison(f"{SCHEMA}.{name}", 0, wrong=wrong)
     return compare_tables(name, _source(connection, name, target.schema), target, KEYS[name])
+
+
+def compare_databases(source: Connection, target: Connection, name: str) -> TableComparison:
+    """Compare one table of the shop in two databases. The writers must have stopped."""
+    table = f"{SCHEMA}.{name}"
+    wanted, found = _columns(source, name), _columns(target, name)
+    if wanted != found:
+        here, there = (", ".join(map(" ".join, columns)) for columns in (wanted, found))
+        return TableComparison(table, 0, wrong=f"the columns are {there} instead of {here}")
+    query = _CHECKSUM.format(table=table).encode()
+    [here_sum], [there_sum] = source.execute(query).fetchall(), target.execute(query).fetchall()
+    if here_sum == there_sum:
+        return TableComparison(table, here_sum[0])
+    return compare_tables(name, _text_rows(source, name), _text_rows(target, name), KEYS[name])
+
+
+def _columns(connection: Connection, name: str) -> list[tuple[str, str]]:
+    """The names and types of the columns."""
+    rows = connection.execute(_COLUMNS.format(table=f"{SCHEMA}.{name}").encode())
+    return [(column, kind) for column, kind in rows]
+
+
+def _text_rows(connection: Connection, name: str) -> pa.Table:
+    """The keys, and each row as text."""
+    key = ", ".join(f"{column}::text" for column in KEYS[name])
+    rows = connection.execute(f"SELECT {key}, t::text FROM {SCHEMA}.{name} AS t".encode()).fetchall()  # noqa: S608
+    columns = [*KEYS[name], "row"]
+    return pa.table(
+        {column: pa.array([row[place] for row in rows], pa.string()) for place, column in enumerate(columns)}
+    )
 
 
 def _source(connection: Connection, name: str, schema: pa.Schema) -> pa.Table:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from walmere.demo import shell
 from walmere.demo.compare import TableComparison
 from walmere.demo.place import Place
 from walmere.demo.subscriber import RunReport
+from walmere.demo.target import TargetDatabase
 
 
 @dataclass(slots=True)
@@ -50,6 +48,7 @@ class Report:
     progress: RunReport
     measured: Measured
     verdicts: tuple[TableComparison, ...]
+    database: TargetDatabase | None = None  # None: the target is a lake
 
     @property
     def equal(self) -> bool:
@@ -103,25 +102,31 @@ class Report:
             "catch_up_seconds": _rounded(seen.catch_up),
             "compare_seconds": _rounded(seen.compare),
             "seconds": _rounded(seen.total),
-            "lake": str(self.place.lake),
+            **({"lake": str(self.place.lake)} if self.database is None else {"target": self.database.dsn}),
             "config": str(self.place.config_file),
             "log": str(self.place.log),
             "next": [command for _, command in self.next_commands()],
         }
 
     def next_commands(self) -> list[tuple[str, str]]:
-        """Commands to try, with descriptions. They work without the server."""
+        """Commands to try, with descriptions. They work without the source."""
+        log = shell.program("walmere") + f" log -c {shell.quoted(self.place.config_file)}"
+        return [
+            *(self._lake_commands() if self.database is None else self.database.next_commands()),
+            ("the transactions of the change log", f"{log} --table products | head -n 20"),
+        ]
+
+    def _lake_commands(self) -> list[tuple[str, str]]:
         lake = f"import walmere; lake = walmere.lake('{self.place.lake}')"
         by_status = "lake.latest().duckdb('orders').aggregate('status, count(*), sum(total)')"
         by_point = "[len(point.arrow('carts')) for point in lake.points()]"
-        python, log = _program("python"), _program("walmere") + f" log -c {_quoted(self.place.config_file)}"
+        python = shell.program("python")
         return [
-            ("the orders in the lake, by status", f"{python} -c {_quoted(f'{lake}; print({by_status})')}"),
+            ("the orders in the lake, by status", f"{python} -c {shell.quoted(f'{lake}; print({by_status})')}"),
             (
                 "time travel: the number of carts at each point; you can see the TRUNCATE",
-                f"{python} -c {_quoted(f'{lake}; print({by_point})')}",
+                f"{python} -c {shell.quoted(f'{lake}; print({by_point})')}",
             ),
-            ("the transactions of the change log", f"{log} --table products | head -n 20"),
         ]
 
     def print(self, console: Console) -> None:
@@ -154,24 +159,40 @@ class Report:
             console.print(f"  lag       {median(seen.lags):.1f} s in the median, {max(seen.lags):.1f} s at most")
         if seen.spark_start is not None and seen.first_result is not None:
             console.print(
-                f"  started   Spark in {seen.spark_start:.1f} s, the first table in the lake after "
+                f"  started   Spark in {seen.spark_start:.1f} s, the first table in the {self._word} after "
                 f"{seen.first_result:.1f} s; {seen.total:.0f} s in all"
             )
-        console.print(f"  files     [cyan]{escape(str(self.place.lake))}[/cyan] has the Delta tables")
+        console.print(f"  files     {self._files()}")
         console.print(f"            {escape(str(self.place.config_file))} is the configuration of `walmere run`")
         console.print()
-        console.print(
-            "[bold]What to try next[/bold] (the server of the demo is removed; lake and change log are still there)"
-        )
+        console.print(f"[bold]What to try next[/bold] ({self._what_is_left()})")
         for what, command in self.next_commands():
             console.print(f"  # {what}", style="dim")
             console.print(f"  {command}", markup=False)
+
+    @property
+    def _word(self) -> str:
+        return "lake" if self.database is None else "target"
+
+    def _files(self) -> str:
+        if self.database is None:
+            return f"[cyan]{escape(str(self.place.lake))}[/cyan] has the Delta tables"
+        if self.database.cluster is None:
+            return f"{escape(str(self.place.log))} is the log of `walmere run`"
+        return f"[cyan]{escape(str(self.database.cluster))}[/cyan] is the cluster of the target's server"
+
+    def _what_is_left(self) -> str:
+        if self.database is None:
+            return "the server of the demo is removed; lake and change log are still there"
+        if self.database.cluster is None:
+            return "the servers of the demo are removed; the change log is still there"
+        return "the source's server is removed, the target's server is stopped; the change log is still there"
 
     def _verdicts(self) -> Table:
         table = Table("table", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
         for column in ("rows", "changes"):
             table.add_column(column, justify="right")
-        table.add_column("source and lake")
+        table.add_column(f"source and {self._word}")
         for verdict in self.verdicts:
             colour = "green" if verdict.equal else "bold red"
             changes = (self.progress.changes or {}).get(verdict.name, 0)
@@ -182,16 +203,3 @@ class Report:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
-
-
-def _program(name: str) -> str:
-    """The path of a program of this environment, relative if that is shorter."""
-    program = Path(sys.executable).parent / name
-    relative = os.path.relpath(program)
-    return _quoted(program if relative.startswith("..") else relative)
-
-
-def _quoted(text: str | Path) -> str:
-    """Quote for a shell; with double quotes if possible, because the Python code has single quotes."""
-    plain = shlex.quote(str(text))
-    return f'"{text}"' if "'\"'\"'" in plain and not set(str(text)) & set('"$`\\!') else plain
