@@ -35,6 +35,7 @@ from walmere.pgoutput.relation import RelationVersion
 from walmere.publisher import catalog, slot
 from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.finding import Finding
+from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
 from walmere.subscription import requests, skipping
 from walmere.subscription.check import check
@@ -86,7 +87,8 @@ class Subscription:
 
             require_java()
 
-        return check(self.config, require_java)
+        target = None if self.config.target is None else sink_of(self.config, self.file)
+        return check(self.config, require_java, target)
 
     def status(self) -> dict[str, Any]:
         """Positions of the source and of the subscription, lag, and the state of the tables."""
@@ -255,12 +257,16 @@ class Subscription:
     def drop(self, *, keep_slot: bool = False) -> list[str]:
         """Drop the replication slot, and delete the change log and all state. Returns one line for each thing done.
 
-        The target's tables stay as they are. `keep_slot`: do not connect to the source, because it or the slot is gone.
+        The target's tables stay as they are; a database loses what Walmere has stored in its own schema.
+        `keep_slot`: do not connect to the source, because it or the slot is gone.
         """
         changelog = self.config.changelog
         lock = Lock(changelog) if changelog.exists() else None
         try:
             done = [f"kept slot {self.config.source.slot}" if keep_slot else self._drop_slot()]
+            target = None if self.config.target is None else sink_of(self.config, self.file)
+            if isinstance(target, PostgresSink):
+                done += target.drop()
         except WalmereError:
             if lock is not None:
                 lock.close()

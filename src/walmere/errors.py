@@ -20,7 +20,8 @@
     │   ├── SinkRefused           the role may not do this at the target, or may not log in
     │   ├── Conflict              a row violates a constraint of the target
     │   └── SinkMismatch          the table at the target is not the expected one
-    │       └── OwnedByAnother    the table belongs to another subscription
+    │       ├── OwnedByAnother    the table belongs to another subscription
+    │       └── ColumnMissing     a table of a database lacks a column: somebody has to add it
     ├── SparkError
     │   ├── SparkUnavailable      the master does not answer
     │   └── SparkEnded            the JVM has ended
@@ -155,6 +156,10 @@ class SinkMismatch(SinkError):
 
 class OwnedByAnother(SinkMismatch):
     """A table of the target, or the directory of the subscription's points there, belongs to another subscription."""
+
+
+class ColumnMissing(SinkMismatch):
+    """A table of a database lacks published columns. It waits until they are added."""
 
 
 class SinkFull(SinkError):

@@ -19,8 +19,11 @@ from walmere.errors import ChangeLogError, PublicationMissing, SlotLost, SlotMis
 from walmere.publisher.check import check as check_source
 from walmere.publisher.check_slot import Subscriber
 from walmere.publisher.finding import Finding, Level
+from walmere.sinks.base import Sink
+from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
 from walmere.subscription import receiver
+from walmere.subscription.check_target import check_target
 
 LEAST_FREE: Final = 5 << 30
 """Warn below this many free bytes; on a larger disk below 5 percent of it, but at most ten times as many bytes."""
@@ -29,8 +32,11 @@ _FOUND_BY_SOURCE_CHECKS: Final = (PublicationMissing, SlotLost, SlotMissing, Slo
 """Errors that the checks of the source report."""
 
 
-def check(config: Config, require_java: Callable[[], None]) -> list[Finding]:
-    """Check source and subscriber. `require_java` raises if Spark cannot be started."""
+def check(config: Config, require_java: Callable[[], None], sink: Sink | None = None) -> list[Finding]:
+    """Check source, subscriber and, if it is a database, the target.
+
+    `require_java` raises if Spark cannot be started.
+    """
     running = Lock.holder(config.changelog)
     try:
         has_log = header_of(config.changelog) is not None
@@ -41,6 +47,8 @@ def check(config: Config, require_java: Callable[[], None]) -> list[Finding]:
     found = check_source(config.source, Subscriber(has_log, own))
     connected = any(each.name == "connection" and each.level is Level.OK for each in found)
     found += _directories(config)
+    if isinstance(sink, PostgresSink):
+        found += check_target(config, sink)
     if damaged is not None:
         found.append(Finding("change_log", Level.PROBLEM, f"{damaged.doing}: {damaged.wrong}", damaged.hint))
     elif has_log and connected:

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Executor, Future
 from typing import Final
 
-from walmere.errors import NotMirrored, SinkFull, WalmereError
+from walmere.errors import ColumnMissing, NotMirrored, SinkFull, WalmereError
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
@@ -135,7 +135,8 @@ class CopyScheduler:
         name = known.name if known is not None else "a table that was removed from the publication"
         self.failed[oid] = error.with_doing(f"mirroring {name}, {error.doing}")
         read_rows = oid in self._sync.read_rows and not isinstance(error, SinkFull)
-        self._delay_retry(oid, now, MAX_RETRY_INTERVAL_AFTER_READ if read_rows else MAX_RETRY_INTERVAL)
+        longest = MAX_RETRY_INTERVAL_AFTER_READ if read_rows else MAX_RETRY_INTERVAL
+        self._delay_retry(oid, now, RETRY_INTERVAL if isinstance(error, ColumnMissing) else longest)
         _log.warning("%s", self.failed[oid])
 
     def _delay_retry(self, oid: int, now: float, longest: float) -> None:

@@ -86,6 +86,7 @@ class Discovery:
     ) -> Callable[[TableState], TableState] | None:
         had = known.definition
         if had is None:
+            self._altered.pop(known.oid, None)  # a new copy will have the columns of the catalogs
             return None
         change: Callable[[TableState], TableState] | None
         if known.waits_for_copy:

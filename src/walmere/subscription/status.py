@@ -26,6 +26,7 @@ from walmere.publisher.catalog import PublishedTable
 from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.slot import Slot
 from walmere.sinks.base import Sink
+from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
 from walmere.subscription.lag import Missing, oldest_missing
 from walmere.subscription.pace import next_batch
@@ -72,6 +73,7 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
     positions = SinkPositions(config.subscription.directory).positions()
     applied = positions.pop(TARGET, None)
     receiver = _receiver(config, source, log)
+    conflicts = _conflicts(sink)
     upkeep, next_at = read_status(config.subscription.directory), next_batch(config.subscription.directory)
     # without a target nothing is applied, and no table can be behind
     behind = [each.name for each in tables if config.target is not None and _is_behind(each, log)]
@@ -87,7 +89,10 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
         "caught_up": not behind and source.wal is not None and log.end is not None and log.end >= source.wal,
         "behind": behind,
         "receiver": receiver,
-        "tables": [{**_table(each, source, log), **_extent(each, sink, upkeep)} for each in tables],
+        "tables": [
+            {**_table(each, source, log), **_extent(each, sink, upkeep), "conflicts": conflicts.get(each.name, 0)}
+            for each in tables
+        ],
         # without deletion vectors: batches wait if they would rewrite too many bytes
         "next_batch": None if next_at is None else _time(next_at),
         # the log is kept for these, too
@@ -214,6 +219,16 @@ def _extent(table: TableState, sink: Sink | None, upkeep: Mapping[str, Any]) -> 
         "written_bytes_per_hour": known.get("written_bytes_per_hour"),
         "upkeep_waits_for": known.get("upkeep_waits_for"),
     }
+
+
+def _conflicts(sink: Sink | None) -> Mapping[str, int]:
+    """By table, how many changes met a conflict. A lake has none."""
+    if not isinstance(sink, PostgresSink):
+        return {}
+    try:
+        return sink.conflicts()
+    except SinkError:
+        return {}
 
 
 def _locked(table: TableState, source: _Source) -> str | None:

@@ -29,7 +29,7 @@ from walmere.apply.logical_messages import MESSAGES
 from walmere.apply.rejects import Rejects
 from walmere.config import Source
 from walmere.definition import MESSAGES_OID, Definition
-from walmere.errors import PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
+from walmere.errors import ColumnMissing, PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.publisher import catalog, copy, snapshot, table
@@ -260,7 +260,9 @@ class TableSync:
             self._require_gone(oid)
         except Exception as error:
             wrong = error if isinstance(error, WalmereError) else WalmereError(f"altering {known.name}", repr(error))
-            if not wrong.transient:  # a copy may succeed; otherwise its error is shown
+            if isinstance(wrong, ColumnMissing):  # it goes on when somebody has added the column
+                self._tables.change({oid: lambda its: state.with_error(its, str(wrong))})
+            elif not wrong.transient:  # a copy may succeed; otherwise its error is shown
                 self._tables.change({oid: lambda its: state.copy_again(its, str(wrong))})
             raise wrong from error
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from psycopg.sql import SQL, Composable, Identifier
 
-from walmere.errors import SinkMismatch, SinkRefused
+from walmere.errors import ColumnMissing, SinkMismatch, SinkRefused
 from walmere.names import Identity, TableName
 from walmere.sinks.postgres.connect import Connection
 
@@ -130,11 +130,11 @@ class TargetRelation:
 
 def missing_columns(
     table: TableName, missing: Sequence[str], doing: str, definitions: Mapping[str, str] | None = None
-) -> SinkMismatch:
+) -> ColumnMissing:
     """The error for columns that the target's table does not have. `definitions`: of the columns, in SQL."""
     columns = "column" if len(missing) == 1 else "columns"
     added = ", ".join(f"ADD COLUMN {(definitions or {}).get(name, f'{name} …')}" for name in missing)
-    return SinkMismatch(
+    return ColumnMissing(
         doing,
         f"the target's table {table} lacks the {columns} {', '.join(missing)}",
         f"ALTER TABLE {table} {added}; or set target.create_tables = true",

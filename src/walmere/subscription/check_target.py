@@ -1,0 +1,109 @@
+"""The part of `walmere check` for a target that is a database: role, schema, origins, and each published table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+
+from walmere.config import Config, PostgresTarget
+from walmere.errors import WalmereError
+from walmere.libpq import describe
+from walmere.names import TableName
+from walmere.publisher import catalog
+from walmere.publisher.connect import connect, translate_errors
+from walmere.publisher.finding import Finding, Level
+from walmere.sinks.postgres import origin
+from walmere.sinks.postgres.connect import Connection
+from walmere.sinks.postgres.relation import TargetRelation, missing_table, read_relations
+from walmere.sinks.postgres.sink import PostgresSink
+
+_DOING = "checking the tables of the target"
+
+
+def check_target(config: Config, sink: PostgresSink) -> Iterator[Finding]:
+    """Check the target. Each problem comes with its fix."""
+    assert isinstance(config.target, PostgresTarget)
+    try:
+        with sink.connection("connecting to the target") as connection:
+            yield Finding(
+                "target", Level.OK, f"connected to {describe(config.target)}, PostgreSQL {_version(connection)}"
+            )
+            yield _progress(connection, sink)
+            yield from _schema(connection, sink)
+            try:
+                published = _published(config)
+            except WalmereError:
+                return  # the checks of the source report it
+            relations = read_relations(connection, list(published))
+            for table, names in published.items():
+                yield from _table(table, names, relations.get(table), sink)
+    except WalmereError as error:
+        yield Finding("target", Level.PROBLEM, error.wrong, error.hint)
+
+
+def _version(connection: Connection) -> int:
+    return connection.info.server_version // 10000
+
+
+def _progress(connection: Connection, sink: PostgresSink) -> Finding:
+    if origin.may_use(connection):
+        return Finding(
+            "origin", Level.OK, f"progress is stored in replication origin {origin.name_of(sink.subscription)}"
+        )
+    text = "the role may not use replication origins: progress is stored in a table, and changes are not marked"
+    fix = "GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text), … TO …;  -- needed only against loops"
+    return Finding("origin", Level.WARNING, text, fix)
+
+
+def _schema(connection: Connection, sink: PostgresSink) -> Iterator[Finding]:
+    if sink.state.exists(connection):
+        yield Finding("target_schema", Level.OK, f"schema {sink.schema} has the tables of Walmere")
+        return
+    [row] = connection.execute(
+        "SELECT coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = $1),"
+        " has_database_privilege(current_database(), 'CREATE')), quote_ident(current_user)",
+        [sink.schema],
+    ).fetchall()
+    allowed, role = row
+    if allowed:
+        yield Finding("target_schema", Level.OK, f"schema {sink.schema} can be created for the tables of Walmere")
+    else:
+        fix = f"CREATE SCHEMA {sink.schema} AUTHORIZATION {role};"
+        yield Finding("target_schema", Level.PROBLEM, f"the role may not create schema {sink.schema}", fix)
+
+
+def _published(config: Config) -> Mapping[TableName, Sequence[str]]:
+    source = config.source
+    gather = config.target is not None and config.target.gather_partitions
+    with closing(connect(source, "walmere check")) as connection, translate_errors(source, "reading catalogs"):
+        tables = catalog.published_tables(connection, source.publications, gather)
+    return {TableName(each.schema, each.name): each.columns for each in tables}
+
+
+def _table(
+    table: TableName, names: Sequence[str], relation: TargetRelation | None, sink: PostgresSink
+) -> Iterator[Finding]:
+    name = "target_table"
+    if relation is None:
+        if sink.create_tables:
+            yield Finding(name, Level.OK, f"{table} will be created in the target")
+        else:
+            error = missing_table(table, _DOING)
+            yield Finding(name, Level.PROBLEM, error.wrong, error.hint)
+        return
+    try:
+        relation.require([each for each in names if each in relation.columns] if sink.create_tables else names, _DOING)
+    except WalmereError as error:
+        yield Finding(name, Level.PROBLEM, error.wrong, error.hint)
+        return
+    if relation.fires_per_statement:
+        text = f"{table} has statement triggers that are enabled for replicas: they fire for each changed row"
+        yield Finding(name, Level.WARNING, text, f"ALTER TABLE {table} ENABLE TRIGGER …;  -- not ALWAYS or REPLICA")
+    elif relation.fires:
+        text = f"{table}: {', '.join(relation.fires)} fire, so its changes are applied row by row"
+        yield Finding(name, Level.OK, text)
+    elif not relation.keys:
+        text = f"{table} has no unique index: an UPDATE or DELETE has to search the whole table"
+        yield Finding(name, Level.WARNING, text, f"ALTER TABLE {table} ADD PRIMARY KEY (…);")
+    else:
+        yield Finding(name, Level.OK, f"{table} can be written")
