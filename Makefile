@@ -41,7 +41,7 @@ lint: $(READY)   ## ruff and mypy
 
 bench: $(READY)  ## every benchmark, side by side with the limit tools: two hours
 	@scripts/java
-	@missed=0; for each in receive snapshot stream changes verify updates; do $(BIN)/python -m bench.$$each || missed=1; done; exit $$missed
+	@missed=0; for each in receive snapshot stream changes verify updates postgres; do $(BIN)/python -m bench.$$each || missed=1; done; exit $$missed
 
 bench-receive: $(READY)  ## receiving, side by side with pg_recvlogical
 	$(BIN)/python -m bench.receive

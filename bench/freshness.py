@@ -1,8 +1,12 @@
-"""Freshness: the time from a commit at the source until it is visible in the Delta table.
+"""Freshness: the time from a commit at the source until it is visible in the target.
 
-It is measured without queries: every transaction writes its number, and the time just before it is sent is recorded.
-Afterwards, the data files that each version of the Delta table adds show which numbers it has, and its commit file when
-it was written.
+Every transaction writes its number, and the time just before it is sent is recorded.
+
+A Delta table is not queried: afterwards, the data files that each version adds show which numbers it has, and its
+commit file when it was written.
+
+A table of a database is polled. The commit timestamps of PostgreSQL are of no use here: a transaction that has a
+replication origin is given the time of the commit at the source.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from matplotlib import pyplot
 
 mpl.use("agg")
 
+POLL = 0.01
+
 Times: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 Transaction: TypeAlias = Callable[[int], tuple[bytes, list[Any]]]
 """The statement of a transaction and its parameters, by the number of the transaction."""
@@ -37,6 +43,32 @@ def writing(dsn: str, transaction: Transaction, count: int, rate: int) -> Iterat
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # no lock shared with the driver
         pool.submit(_ready).result()  # starting the process takes a second
         yield pool.submit(_write, dsn, transaction, count, rate)
+
+
+@contextmanager
+def polling(dsn: str, query: str, count: int, seconds: float) -> Iterator[Future[Times]]:
+    """Poll a table. Yields the time at which each transaction was first seen, when all are, or after these seconds.
+
+    The query returns the newest number. A time is up to `POLL` and one query late, never early. Transactions that were
+    not seen have the time infinity.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(_ready).result()
+        yield pool.submit(_poll, dsn, query, count, seconds)
+
+
+def _poll(dsn: str, query: str, count: int, seconds: float) -> Times:
+    when = np.full(count, np.inf)
+    done = 0
+    deadline = time.time() + seconds
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while done < count and time.time() < deadline:
+            [[newest]] = connection.execute(query.encode()).fetchall()
+            if newest >= done:
+                when[done : newest + 1] = time.time()
+                done = newest + 1
+            time.sleep(POLL)
+    return when
 
 
 def _ready() -> None:

@@ -43,7 +43,7 @@ CREATE TABLE {table} (id bigint PRIMARY KEY, number bigint, customer int, quanti
                       changed timestamptz, status text, note text, address text)
 """
 _FILL_ROWS = """
-INSERT INTO {table} SELECT i, -1, i % 777, i % 10, i % 100000 * 1.37, now(), 'shipped', md5(i::text),
+INSERT INTO {table} SELECT i, -1, i % 777, i % 10, i % 100000 * 1.37, '2026-01-01 00:00+00', 'shipped', md5(i::text),
                            'street, house number, floor and doorbell of customer ' || i % 777 || ', in city ' || i % 131
                     FROM generate_series(1, {rows}) i
 """

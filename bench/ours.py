@@ -29,8 +29,11 @@ from walmere.spark.apply_query import OnBatch
 from walmere.subscription.launcher import Launcher
 
 
-class Ours:
-    """A subscription with its directory and lake."""
+class OurSubscription:
+    """A subscription with its directory."""
+
+    target = 'path = "lake"'
+    """The section [target] of its configuration."""
 
     def __init__(self, source: Source, directory: Path, publication: str) -> None:
         self.source = source
@@ -40,7 +43,8 @@ class Ours:
 
     def config_file(self, slot: str | None = None) -> Path:
         """Write the configuration. The slot has the name of the publication by default."""
-        return scratch_config(self.source.server, self.directory, self.publication, slot or self.publication)
+        slot = slot or self.publication
+        return scratch_config(self.source.server, self.directory, self.publication, slot, target=self.target)
 
     def launcher(self, slot: str, on_batch: OnBatch = lambda *_: None) -> Launcher:
         file = self.config_file(slot)
@@ -82,6 +86,28 @@ class Ours:
             process.terminate()
             process.wait()
 
+    def rows(self, table: str) -> int:
+        """The number of rows in the target."""
+        raise NotImplementedError
+
+    def keep(self) -> Callable[[], None]:
+        """Save all files as they are now. The returned function restores them."""
+        kept = self.directory.with_name(self.directory.name + ".kept")
+        shutil.copytree(self.directory, kept)
+
+        def restore() -> None:
+            shutil.rmtree(self.directory)
+            shutil.copytree(kept, self.directory)
+
+        return restore
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory)
+
+
+class Ours(OurSubscription):
+    """A subscription whose target is a lake, in the same directory."""
+
     def wait(self, lsn: Lsn, process: psutil.Popen) -> None:
         """Wait until the process has applied what committed after this LSN."""
         while self.point() <= lsn:
@@ -109,27 +135,15 @@ class Ours:
         counted = QueryBuilder().register("t", DeltaTable(self.path(table))).execute("SELECT count(*) AS n FROM t")
         return int(pa.table(counted)["n"][0].as_py())
 
-    def keep(self) -> Callable[[], None]:
-        """Save all files as they are now. The returned function restores them."""
-        kept = self.directory.with_name(self.directory.name + ".kept")
-        shutil.copytree(self.directory, kept)
 
-        def restore() -> None:
-            shutil.rmtree(self.directory)
-            shutil.copytree(kept, self.directory)
-
-        return restore
-
-    def remove(self) -> None:
-        shutil.rmtree(self.directory)
-
-
-def warm(source: Source, directory: Path) -> tuple[float, float]:
+def warm(
+    source: Source, directory: Path, make: Callable[[Source, Path, str], OurSubscription] = Ours
+) -> tuple[float, float]:
     """Start Spark, and run a small subscription once. Returns the seconds that each took."""
     began = time.perf_counter()
     source.sql.execute("CREATE TABLE warm (id int PRIMARY KEY); CREATE PUBLICATION warm FOR TABLE warm")
     source.sql.execute("INSERT INTO warm SELECT generate_series(1, 1000)")
-    ours = Ours(source, directory / "warm", "warm")
+    ours = make(source, directory / "warm", "warm")
     made = ours.launcher("warm")
     started = time.perf_counter() - began
     made.run(Lsn.parse(source.end()))

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -97,9 +98,11 @@ class Source:
 class Native:
     """A second server with a subscription: PostgreSQL's own walreceiver, table sync and apply worker."""
 
-    def __init__(self, server: Server, source: Source) -> None:
+    def __init__(self, server: Server, source: Source, options: str = "") -> None:
+        self.server = server
         self.sql = psycopg.connect(server.dsn(), autocommit=True)
         self._source = source
+        self._options = options
 
     def initial_sync(self, table: str, create: str) -> Run:
         """Time from CREATE SUBSCRIPTION until the table is copied and in sync."""
@@ -112,25 +115,18 @@ class Native:
         self.sql.execute(f"DROP SUBSCRIPTION {table}".encode())
         return Run(seconds, 0, 0)
 
-    def catch_up(self, table: str, create: str, fill: str, slot: str, end: str) -> Run:
-        """Time from CREATE SUBSCRIPTION on a slot with a backlog until all of it is applied."""
-        self.sql.execute(f"DROP TABLE IF EXISTS {table}; {create}".encode())
-        if fill:
-            self.sql.execute(fill.encode())
-            self.sql.execute(f"VACUUM (ANALYZE) {table}".encode())
-            self.sql.execute("CHECKPOINT")
+    def catch_up(self, table: str, create: str, fill: str, slot: str, end: str, *, reported: bool = True) -> Run:
+        """Time from CREATE SUBSCRIPTION on a slot with a backlog until all of it is applied.
+
+        `reported`: until the publisher knows. With synchronous_commit = off, that is a moment later, because the
+        subscriber flushes its WAL first.
+        """
+        recreate(self.sql, table, create, fill)
         with self._source.copy_of(slot) as copy:
             began = time.perf_counter()
             options = f"copy_data = false, create_slot = false, slot_name = '{copy}'"
             self.sql.execute(self._command(table, options).encode())
-            query = "SELECT 1 FROM pg_replication_origin_status WHERE remote_lsn >= %s::pg_lsn"
-            applied = (
-                "SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON r.pid = s.active_pid"
-                f" WHERE s.slot_name = '{copy}' AND r.replay_lsn >= '{end}'"
-            )
-            while not (
-                self.sql.execute(query, [end]).fetchone() or self._source.sql.execute(applied.encode()).fetchone()
-            ):
+            while not (self._reported(copy, end) if reported else self._applied(table, end)):
                 time.sleep(0.01)
             seconds = time.perf_counter() - began
             self.sql.execute(f"ALTER SUBSCRIPTION {table} DISABLE".encode())
@@ -138,9 +134,33 @@ class Native:
             self.sql.execute(f"DROP SUBSCRIPTION {table}".encode())
         return Run(seconds, 0, 0)
 
+    def _reported(self, slot: str, end: str) -> bool:
+        query = "SELECT 1 FROM pg_replication_origin_status WHERE remote_lsn >= %s::pg_lsn"
+        applied = (
+            "SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON r.pid = s.active_pid"
+            f" WHERE s.slot_name = '{slot}' AND r.replay_lsn >= '{end}'"
+        )
+        found = self.sql.execute(query, [end]).fetchone() or self._source.sql.execute(applied.encode()).fetchone()
+        return found is not None
+
+    def _applied(self, subscription: str, end: str) -> bool:
+        """Whether the apply worker has reached a keepalive with this LSN: it has applied all messages before."""
+        query = "SELECT 1 FROM pg_stat_subscription WHERE subname = %s AND latest_end_lsn >= %s::pg_lsn"
+        return self.sql.execute(query, [subscription, end]).fetchone() is not None
+
     def _command(self, table: str, options: str) -> str:
         dsn = self._source.server.dsn()
+        options = ", ".join(filter(None, (options, self._options)))
         return f"CREATE SUBSCRIPTION {table} CONNECTION '{dsn}' PUBLICATION {table} WITH ({options})"
+
+
+def recreate(sql: psycopg.Connection[Any], table: str, create: str, fill: str) -> None:
+    """Create a table of a subscriber again, with its existing rows."""
+    sql.execute(f"DROP TABLE IF EXISTS {table}; {create}".encode())
+    if fill:
+        sql.execute(fill.encode())
+        sql.execute(f"VACUUM (ANALYZE) {table}".encode())
+        sql.execute("CHECKPOINT")
 
 
 @contextlib.contextmanager
@@ -157,12 +177,12 @@ def source(major: int) -> Iterator[Source]:
 
 
 @contextlib.contextmanager
-def native(of: Source, major: int) -> Iterator[Native]:
-    """A subscriber of the same version."""
+def native(of: Source, major: int, options: str = "") -> Iterator[Native]:
+    """A subscriber of the same version. `options` are those of CREATE SUBSCRIPTION."""
     server = Server(binaries()[major], SETTINGS)
     try:
         server.start()
-        made = Native(server, of)
+        made = Native(server, of, options)
         yield made
         made.sql.close()
     finally:
@@ -180,12 +200,15 @@ def options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def scratch_config(server: Server, directory: Path, publication: str, slot: str, more: str = "") -> Path:
+def scratch_config(
+    server: Server, directory: Path, publication: str, slot: str, more: str = "", target: str = 'path = "lake"'
+) -> Path:
     """Write a walmere.toml."""
     config = directory / "walmere.toml"
     config.write_text(
         f'[source]\ndsn = "{server.dsn()}"\npublications = ["{publication}"]\nslot = "{slot}"\n{more}'
-        '[subscription]\nname = "bench"\ndirectory = "subscription"\n[target]\npath = "lake"\n'
+        '[subscription]\nname = "bench"\ndirectory = "subscription"\n'
+        f"[target]\n{target}\n"
         '[spark]\nmaster = "local[2]"\n'
     )
     return config
