@@ -329,6 +329,7 @@ class SideBySide:
                     f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)",
                     f"DROP SUBSCRIPTION {name}",
                 )
+            self._roll_back_prepared(database)
         self.native.drop()
         self.ours.drop()
         self.publisher.drop()
@@ -415,6 +416,12 @@ class SideBySide:
             .as_string()
             for name in names
         ]
+
+    def _roll_back_prepared(self, database: Database) -> None:
+        """A prepared transaction that a failed story has left would block the next slot on the same server."""
+        query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        for (gid,) in database.rows(query):
+            database.connection.execute(SQL("ROLLBACK PREPARED {}").format(Literal(gid)))
 
     def _existing_origins(self, connection: psycopg.Connection[Any] | None = None) -> set[str]:
         query = "SELECT roname FROM pg_replication_origin"
