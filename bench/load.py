@@ -48,11 +48,11 @@ INSERT INTO {table} SELECT i, -1, i % 777, i % 10, i % 100000 * 1.37, '2026-01-0
                     FROM generate_series(1, {rows}) i
 """
 _FILL_UPDATES = """
-DO $$ BEGIN
+DO $$ DECLARE key bigint; BEGIN
     PERFORM setseed(0.5);
     FOR i IN 1 .. {count} LOOP
-        UPDATE {table} SET number = i, amount = amount + 1, changed = clock_timestamp()
-                       WHERE id = 1 + floor(random() * {rows})::bigint;
+        key := 1 + floor(random() * {rows})::bigint;  -- first: in the WHERE clause it would be computed for every row
+        UPDATE {table} SET number = i, amount = amount + 1, changed = clock_timestamp() WHERE id = key;
         COMMIT;
     END LOOP;
 END $$
