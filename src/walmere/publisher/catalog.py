@@ -177,7 +177,7 @@ def _layouts(connection: Connection, oids: Sequence[int]) -> dict[int, Layout]:
         "), heaps AS ("
         " SELECT root, hashtextextended(string_agg(relfilenode::text, ',' ORDER BY oid), 0) AS filenodes,"
         "  array_agg(ARRAY[oid::int8, CASE WHEN reltoastrelid <> 0 THEN reltoastrelid::int8"
-        "   WHEN EXISTS (SELECT FROM pg_catalog.pg_publication_rel WHERE prrelid = oid) THEN 0"
+        "   WHEN EXISTS (SELECT FROM pg_catalog.pg_publication_rel WHERE prrelid = relid) THEN 0"
         "   ELSE -(relfilenode::int8) END] ORDER BY oid) FILTER (WHERE relkind <> 'p') AS rewrites"
         " FROM tree JOIN pg_catalog.pg_class ON oid = relid WHERE oid = root OR relkind <> 'p' GROUP BY root"
         ") SELECT c.oid,"
