@@ -23,16 +23,18 @@ def compare(
 ) -> Behind | None:
     """Compare a table with the last version that was committed, and its LSN. None: nothing is missing."""
     if found is None:
-        return Behind("its Delta table no longer exists", None)
+        return Behind("the target's table no longer exists", None)
     if version is None:
         return None  # an earlier version of Walmere did not record it
     its = found.lsn or INVALID_LSN
     if its < lsn:
-        why = f"its Delta table is at LSN {its}, but {lsn} was committed to it: commits were lost, or it was restored"
+        why = (
+            f"the target's table is at LSN {its}, but {lsn} was committed to it: commits were lost, or it was restored"
+        )
         return Behind(why, found, its or None)
     if found.version < version:
-        why = f"its Delta table is at version {found.version}, but {version} was committed: commits were lost"
+        why = f"the target's table is at version {found.version}, but {version} was committed: commits were lost"
         return Behind(why, found)
     if found.version > version and (what := changed_by_others(version, found.version)) is not None:
-        return Behind(f"another program has changed rows of its Delta table ({what})", found)
+        return Behind(f"another program has changed rows of the target's table ({what})", found)
     return None

@@ -145,7 +145,12 @@ def _one_by_one(
 ) -> list[_Work]:
     """Tables whose changes are applied row by row, and tables that are truncated together with them."""
     several = {each.table for each in work if sum(other.table == each.table for other in work) > 1}
-    chosen = [each for each in work if each.table in several or transaction.one_by_one(each.table, each.identity)]
+    chosen = [
+        each
+        for each in work
+        if each.table in several
+        or transaction.one_by_one(each.table, each.identity, each.changes.changes.new.column_names)
+    ]
     while True:
         ids = {id(each) for each in chosen}
         more = [

@@ -93,7 +93,7 @@ def _apply_job(job: ApplyJob, sink: LakeSink) -> Applied:
     if result.version is not None and result.version > found.version + 1:  # others may have committed in between
         what = changed_by_others(found.version, result.version)
         if what is not None:
-            behind = Behind(f"another program has changed rows of its Delta table ({what})", found)
+            behind = Behind(f"another program has changed rows of the target's table ({what})", found)
             return replace(result, stopped=Stopped(job.blocks.refs[0].position, error=behind.why, behind=behind))
     return result
 
@@ -180,6 +180,6 @@ def _commit_parts(sink: LakeSink, parts: Sequence[Applied], end_lsn: Lsn) -> App
     done = Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version, end_lsn)
     found = min(part.found for part in staged)
     if version > found + 1 and (what := sink.changed_by_others(name, found, version)) is not None:
-        behind = Behind(f"another program has changed rows of its Delta table ({what})", sink.standing(name))
+        behind = Behind(f"another program has changed rows of the target's table ({what})", sink.standing(name))
         return replace(done, stopped=Stopped(end_lsn, error=behind.why, behind=behind))
     return done

@@ -83,7 +83,8 @@ def _tables(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
         if row["upkeep_waits_for"] is not None:
             console.print(f"  {escape(row['name'])}: rewriting its files waits for {escape(row['upkeep_waits_for'])}")
         if row["conflicts"]:
-            console.print(f"  {escape(row['name'])}: {row['conflicts']} changes met a conflict: see walmere.conflicts")
+            conflicts = f"{row['conflicts']} changes met a conflict: see the table conflicts in the target's schema"
+            console.print(f"  {escape(row['name'])}: {conflicts}")
         if row["error"] is not None:
             console.print(f"  {escape(row['name'])}: {escape(row['error'])}")
         if row["next_copy"] is not None:

@@ -300,7 +300,9 @@ class TableSync:
             version = self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
         else:
             assert isinstance(self._sink, PostgresSink)
-            version = self._sink.add_columns(known.table, added or {})
+            moved = zip(evolution.schema.names, evolution.values, strict=True)
+            renamed = {name: was for name, was in moved if isinstance(was, str) and was != name}
+            version = self._sink.alter(known.table, added or {}, renamed)
         self._tables.change({oid: lambda its: state.evolved(its, now, version)})
 
     def _copy(self, known: TableState) -> None:
@@ -347,7 +349,7 @@ class TableSync:
         sink = self._sink
         assert isinstance(sink, PostgresSink)
         names = [column.name for column in described.columns]
-        begun = sink.begin_copy(known.table, names, statements.create, statements.after)
+        begun = sink.begin_copy(known.table, names, statements)
         self.read_rows.add(known.oid)
         pieces = table.ranges(described, self._tasks.parallelism)
         try:

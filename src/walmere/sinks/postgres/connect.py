@@ -74,7 +74,7 @@ def translate_errors(address: Address, doing: str) -> Iterator[None]:
 
 def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:
     """Convert an error of the target's server."""
-    text = scrub(" ".join(str(error).split()))
+    text = scrub(_without_values(error))
     if isinstance(error, pg.DiskFull):
         return SinkFull(doing, text, "make room there; until then, the changes stay in the change log")
     if isinstance(error, _REFUSED) and "session_replication_role" in text:
@@ -87,3 +87,10 @@ def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:
     if error.sqlstate is None or error.sqlstate[:2] in _TRANSIENT:
         return SinkUnavailable(doing, text, "Walmere retries; if this repeats, see the log of the target's server")
     return SinkError(doing, text)
+
+
+def _without_values(error: psycopg.Error) -> str:
+    """The server's message without its detail and context, which show rows; and without a value that is not valid."""
+    text = " ".join((error.diag.message_primary or str(error)).split())
+    invalid = error.sqlstate is not None and error.sqlstate.startswith("22")
+    return text.partition(': "')[0] if invalid else text

@@ -12,15 +12,16 @@ older copy finds that its copy is not the current one any more.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from psycopg import errors as pg
 from psycopg.sql import SQL, Composable, Identifier
 
-from walmere.errors import SinkConflict, SinkError
+from walmere.errors import SinkConflict, SinkUnavailable
 from walmere.libpq import Address
 from walmere.lsn import Lsn
 from walmere.names import TableName
@@ -33,7 +34,25 @@ from walmere.sinks.postgres.statements import copy_into
 
 _DIRECT, _STAGED = "direct", "staged"
 _ORIGINS: Final = 16
-"""Copies that run at the same time have an origin each, because an origin can be used by one session."""
+"""Tasks that copy at the same time have an origin each, because an origin can be used by one session."""
+_ORIGIN_WAIT: Final = 600.0
+"""Seconds to wait for a free origin: the server may allow fewer than there are tasks."""
+
+
+class Creation(Protocol):
+    """How a table is created: its statements, from the source's catalogs."""
+
+    @property
+    def create(self) -> tuple[str, ...]:
+        """The statements that create it."""
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Those that follow when its rows are there."""
+
+    @property
+    def added(self) -> Mapping[str, str]:
+        """By name, the definition of a column that is added later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +137,7 @@ class Copy:
         stored = self.state.read(connection, [self.table], f"{lock} OF t").get(self.table)
         if stored is None or stored.copy != self.stored:
             raise SinkConflict(doing, "another copy of the table has begun since")
-        return stored.lsn is not None
+        return stored.copied
 
     def _end(self, connection: Connection) -> None:
         connection.execute(
@@ -136,13 +155,11 @@ def begin(
     table: TableName,
     names: Sequence[str],
     owner: Owner | None,
-    create: Sequence[str],
-    after: Sequence[str],
+    definition: Creation | None,
 ) -> Copy:
     """Begin the copy of a table. Rows of an earlier copy that was interrupted are removed.
 
-    `create`: the statements that create the table if it is missing, and `after` those that follow when its rows are
-    there; none: a missing table is an error.
+    `definition`: how to create the table, or its columns, if they are missing; None: that is an error.
     """
     doing = f"preparing the copy of {table}"
     with (
@@ -154,10 +171,10 @@ def begin(
             state.put(connection, table, owner)
             stored = state.read(connection, [table], "FOR UPDATE OF t")[table]
             relation = read_relations(connection, [table]).get(table)
-            created = relation is None and bool(create)
-            for statement in create if created else ():
-                connection.execute(statement.encode())
-            relation = relation or read_relations(connection, [table]).get(table)
+            created = relation is None and definition is not None
+            if definition is not None:
+                _create(connection, relation, names, definition)
+                relation = read_relations(connection, [table]).get(table)
             if relation is None:
                 raise missing_table(table, doing)
             relation.require(names, doing)
@@ -173,7 +190,7 @@ def begin(
                 tuple(names),
                 secrets.token_hex(8),
                 direct,
-                tuple(after) if created else (),
+                definition.after if created and definition is not None else (),
                 use_origin,
             )
             if not direct:
@@ -185,6 +202,23 @@ def begin(
                 [state.subscription, *table, copy.stored],
             )
     return copy
+
+
+def _create(
+    connection: Connection, relation: TargetRelation | None, names: Sequence[str], definition: Creation
+) -> None:
+    if relation is None:
+        for statement in definition.create:
+            connection.execute(statement.encode())
+        return
+    for name in names:
+        if name not in relation.columns:
+            add_column(connection, relation, definition.added[name])
+
+
+def add_column(connection: Connection, relation: TargetRelation, column: str) -> None:
+    """Add a column, by its definition in SQL."""
+    connection.execute(SQL("ALTER TABLE {} ADD COLUMN {}").format(relation.sql, SQL(column)))
 
 
 def undo(connection: Connection, state: State, table: TableName, copy: str) -> None:
@@ -214,16 +248,23 @@ def _origin(copy: Copy, connection: Connection) -> Iterator[None]:
     if not copy.use_origin:
         yield
         return
-    for number in range(_ORIGINS):
-        try:
-            origin.use(connection, f"{origin.name_of(copy.state.subscription)}_copy_{number}")
-            break
-        except pg.ObjectInUse:
-            continue
-        except pg.ConfigurationLimitExceeded as error:
-            raise SinkError(
+    names = [f"{origin.name_of(copy.state.subscription)}_copy_{number}" for number in range(_ORIGINS)]
+    deadline = time.monotonic() + _ORIGIN_WAIT
+    while not any(_uses(connection, name) for name in names):
+        if time.monotonic() > deadline:
+            raise SinkUnavailable(
                 "using a replication origin at the target",
-                " ".join(str(error).split()),
+                f"none was free for {_ORIGIN_WAIT:.0f} s",
                 "increase max_active_replication_origins there (before PostgreSQL 18: max_replication_slots)",
-            ) from None
+            )
+        time.sleep(0.2)
     yield
+
+
+def _uses(connection: Connection, name: str) -> bool:
+    """Use an origin, unless another session does, or there are no more."""
+    try:
+        origin.use(connection, name)
+    except (pg.ObjectInUse, pg.ConfigurationLimitExceeded):
+        return False
+    return True

@@ -5,7 +5,7 @@ They are read in every batch, all in one query, because they may be altered at a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,6 +105,10 @@ class TargetRelation:
         """For UPDATE and DELETE: a subscriber changes the table itself, not those that inherit from it."""
         return self.sql if self.kind == "p" else SQL("ONLY ") + self.sql
 
+    def local(self, names: Collection[str]) -> list[TargetColumn]:
+        """The columns that are not published, without generated ones."""
+        return [each for each in self.columns.values() if each.name not in names and not each.generated]
+
     def is_unique(self, identity: Identity) -> bool:
         """Whether at most one row has a given key."""
         return any(set(key) <= set(identity.key) for key in self.keys)
@@ -129,11 +133,24 @@ class TargetRelation:
 
 
 def missing_columns(
-    table: TableName, missing: Sequence[str], doing: str, definitions: Mapping[str, str] | None = None
+    table: TableName,
+    missing: Sequence[str],
+    doing: str,
+    definitions: Mapping[str, str] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> ColumnMissing:
-    """The error for columns that the target's table does not have. `definitions`: of the columns, in SQL."""
+    """The error for columns that the target's table does not have.
+
+    `definitions`: of the columns, in SQL. `renamed`: old names by new ones.
+    """
     columns = "column" if len(missing) == 1 else "columns"
-    added = ", ".join(f"ADD COLUMN {(definitions or {}).get(name, f'{name} …')}" for name in missing)
+    definitions, renamed = definitions or {}, renamed or {}
+    added = ", ".join(
+        f"RENAME COLUMN {renamed[name]} TO {name}"
+        if name in renamed
+        else f"ADD COLUMN {definitions.get(name, f'{name} …')}"
+        for name in missing
+    )
     return ColumnMissing(
         doing,
         f"the target's table {table} lacks the {columns} {', '.join(missing)}",

@@ -178,13 +178,12 @@ def _branch(changes: RowChanges, state: State, on_conflict: str | None) -> Compo
     )
     always = [place for place, column in enumerate(columns) if column.identity == "a"]
     if always:  # SQL cannot update such a column: a row whose value changes is written again
-        moved = SQL(" OR ").join(
-            SQL(f"(r.old)[{place + 1}] <> (r.new)[{place + 1}]")
-            for place in always
-            if names[place] in changes.old.column_names
+        differs = SQL(" OR ").join(
+            SQL("t.{} IS DISTINCT FROM {}").format(columns[place].sql, new[place]) for place in always
         )
+        moved = SQL("EXISTS(SELECT FROM {} AS t WHERE {} AND ({}))").format(relation.only, found, differs)
         delete = SQL("DELETE FROM {} AS t WHERE {};").format(relation.only, found)
-        update = SQL("IF {} THEN {} IF FOUND THEN {} END IF; ELSE {} END IF;").format(moved, delete, insert, update)
+        update = SQL("IF {} THEN {} {} ELSE {} END IF;").format(moved, delete, insert, update)
     delete = SQL("DELETE FROM {} AS t WHERE {};").format(relation.only, found) + missing[1]
     guarded = [
         _guarded(changes, state, statement, what, on_conflict)
@@ -211,6 +210,9 @@ def _found(changes: RowChanges) -> Composable:
     else:
         here = SQL(", ").join(SQL("t.{}").format(Identifier(name)) for name in places)
         condition = SQL("ROW({})::text = ROW({})::text").format(here, SQL(", ").join(wanted.values()))
+        # PostgreSQL compares whole rows: columns that are not published must be NULL
+        for column in relation.local(places):
+            condition = SQL("{} AND t.{} IS NULL").format(condition, column.sql)
         if relation.primary_key and set(relation.primary_key) <= set(places):
             condition = SQL("{} AND {}").format(same(relation.primary_key), condition)  # finds it by the index
     return SQL("(t.tableoid, t.ctid) = (SELECT t.tableoid, t.ctid FROM {} AS t WHERE {} LIMIT 1)").format(

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Identifier
 
 from walmere.errors import SinkMismatch
 from walmere.ledger.entry import Entry
@@ -34,7 +34,7 @@ from walmere.sinks.base import Extent, Standing, TableScan, Upkeep, UpkeepWork
 from walmere.sinks.postgres import copying, origin, transaction
 from walmere.sinks.postgres import scan as scanning
 from walmere.sinks.postgres.connect import Connection, connect, translate_errors
-from walmere.sinks.postgres.copying import Copy
+from walmere.sinks.postgres.copying import Copy, Creation
 from walmere.sinks.postgres.relation import missing_columns, missing_table, read_relations
 from walmere.sinks.postgres.state import State, StoredTable
 from walmere.sinks.postgres.transaction import TargetTransaction
@@ -117,7 +117,7 @@ class PostgresSink:
         with self.connection(doing) as connection:
             connection.execute(
                 self.state.sql(
-                    "UPDATE {schema}.tables SET owner = $4, lsn = NULL"
+                    "UPDATE {schema}.tables SET owner = $4, lsn = '0/0'"
                     " WHERE subscription = $1 AND schema = $2 AND name = $3"
                 ),
                 [self.subscription, *table, self.owner.to_json()],
@@ -148,12 +148,11 @@ class PostgresSink:
         """Others may write to the target, as in PostgreSQL."""
         return None
 
-    def begin_copy(
-        self, table: TableName, names: Sequence[str], create: Sequence[str] = (), after: Sequence[str] = ()
-    ) -> Copy:
+    def begin_copy(self, table: TableName, names: Sequence[str], definition: Creation | None = None) -> Copy:
         """Begin the copy of a table: see `copying.begin`."""
-        wanted = (create, after) if self.create_tables else ((), ())
-        return copying.begin(self.address, self.state, table, names, self.owner, *wanted)
+        return copying.begin(
+            self.address, self.state, table, names, self.owner, definition if self.create_tables else None
+        )
 
     @contextmanager
     def transaction(self, tables: Sequence[TableName]) -> Iterator[TargetTransaction]:
@@ -167,8 +166,11 @@ class PostgresSink:
         """Store the LSNs of the tables, and commit. Returns their versions."""
         return transaction.commit(begun, end_lsn, commit_time)
 
-    def add_columns(self, table: TableName, columns: Mapping[str, str]) -> int:
-        """Make sure that a table has these columns, each with its definition in SQL."""
+    def alter(self, table: TableName, columns: Mapping[str, str], renamed: Mapping[str, str]) -> int:
+        """Make sure that a table has these columns, each with its definition in SQL.
+
+        `renamed`: old names by new ones.
+        """
         doing = f"altering the target's table {table}"
         with self.connection(doing) as connection:
             relation = read_relations(connection, [table]).get(table)
@@ -176,10 +178,14 @@ class PostgresSink:
                 raise missing_table(table, doing)
             missing = [name for name in columns if name not in relation.columns]
             if missing and not self.create_tables:
-                raise missing_columns(table, missing, doing, columns)
-            for name in missing:
-                statement = SQL("ALTER TABLE {} ADD COLUMN {}").format(relation.sql, SQL(columns[name]))
-                connection.execute(statement)
+                raise missing_columns(table, missing, doing, columns, renamed)
+            with connection.transaction():
+                for name in missing:
+                    if (old := renamed.get(name)) in relation.columns and old not in columns:
+                        rename = SQL("ALTER TABLE {} RENAME COLUMN {} TO {}")
+                        connection.execute(rename.format(relation.sql, Identifier(old or ""), Identifier(name)))
+                    else:
+                        copying.add_column(connection, relation, columns[name])
             stored = self.state.read(connection, [table]).get(table)
         return 0 if stored is None else stored.version
 

@@ -43,10 +43,11 @@ _CREATE: Final = (
 class StoredTable:
     """A row of `tables`."""
 
-    lsn: Lsn | None
+    lsn: Lsn | None  # None: its rows are not known to be those of an LSN
     version: int
     owner: Owner | None
     copy: str | None  # which copy is running
+    copied: bool  # whether its rows were written by Walmere
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class State:
         )
         return {
             TableName(schema, name): StoredTable(
-                lsn and Lsn.parse(lsn), version, owner and Owner.from_json(owner), copy
+                (lsn and Lsn.parse(lsn)) or None, version, owner and Owner.from_json(owner), copy, lsn is not None
             )
             for schema, name, lsn, version, owner, copy in rows
         }

@@ -77,12 +77,16 @@ def _update(relation: TargetRelation, net: RowNet) -> Statement:
     parameters = [text_array(column) for column in net.update_keys.columns]
     places = list(keys.values())
     assignments: list[Composable] = []
+    conditions: list[Composable] = []
     for number, (name, mask) in enumerate(zip(net.updates.column_names, net.unchanged, strict=True)):
         column = relation.columns[name]
         if name in keys and net.updates[name].equals(net.update_keys[name]):
-            continue  # no key changes; and SQL cannot write to a column that is GENERATED ALWAYS AS IDENTITY
+            continue  # no key changes
         parameters.append(text_array(net.updates[name]))
         places.append(f"c{number}")
+        if column.identity == "a":  # SQL cannot update it: rows in which it changes are applied one by one
+            conditions.append(SQL("t.{} = s.{}").format(column.sql, SQL(f"c{number}::{column.type}")))
+            continue
         value: Composable = SQL(f"s.c{number}::{column.type}")
         if mask is not None:
             parameters.append(bool_array(mask))
@@ -90,10 +94,13 @@ def _update(relation: TargetRelation, net: RowNet) -> Statement:
             value = SQL("CASE WHEN s.{}::bool THEN t.{} ELSE {} END").format(SQL(f"u{number}"), column.sql, value)
         assignments.append(SQL("{} = {}").format(column.sql, value))
     if not assignments:  # a table whose columns are all in the key: an UPDATE changes nothing
-        first = next(iter(keys))
-        assignments = [SQL("{0} = t.{0}").format(Identifier(first))]
+        plain = next(each for each in relation.columns.values() if each.identity != "a" and not each.generated)
+        assignments = [SQL("{0} = t.{0}").format(plain.sql)]
     query = SQL("UPDATE {} AS t SET {} FROM {} WHERE {}").format(
-        relation.only, SQL(", ").join(assignments), _set(places), _same_key(relation, keys)
+        relation.only,
+        SQL(", ").join(assignments),
+        _set(places),
+        SQL(" AND ").join([_same_key(relation, keys), *conditions]),
     )
     return Statement(query, parameters, len(net.updates))
 

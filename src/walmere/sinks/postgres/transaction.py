@@ -81,9 +81,11 @@ class TargetTransaction:
         if changes or truncates:
             apply_rows(self.connection, self.state, changes, truncates, self.on_conflict)
 
-    def one_by_one(self, table: TableName, identity: Identity) -> bool:
-        """Whether the changes of a table must be applied row by row."""
+    def one_by_one(self, table: TableName, identity: Identity, names: Sequence[str]) -> bool:
+        """Whether the changes of a table, which have these columns, must be applied row by row."""
         relation = self.relations[table]
+        if identity.multiset:  # an update by sets is a delete and an insert, which would lose local columns
+            return bool(relation.fires or relation.local(names))
         return bool(relation.fires) or (identity.keyed and not relation.is_unique(identity))
 
 
