@@ -33,8 +33,8 @@ _DOING = "applying changes to the target"
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """What is to be applied to one table."""
+class TableChanges:
+    """The changes of one table, up to an LSN."""
 
     table: TableName
     identity: Identity
@@ -49,14 +49,14 @@ def apply_batch(jobs: Sequence[ApplyJob], batch: Batch, sink: PostgresSink) -> l
     began = time.monotonic()
     with sink.transaction([job.shape.table for job in jobs]) as transaction:
         results: dict[int, Applied] = {}
-        work: list[_Work] = []
+        work: list[TableChanges] = []
         for job in jobs:
             try:
                 results[job.oid], its = _read(job, transaction, batch.skip)
                 work += its
             except (NotMirrored, SinkMismatch, TypeMismatch) as error:
                 results[job.oid] = Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=str(error)))
-        _apply(transaction, work)
+        apply_changes(transaction, work)
         for each in work:
             transaction.reached[each.table] = each.end
         commit_time = None if batch.commit_time is None else datetime.fromtimestamp(batch.commit_time / 1e6, UTC)
@@ -76,7 +76,7 @@ def apply_batch(jobs: Sequence[ApplyJob], batch: Batch, sink: PostgresSink) -> l
     ]
 
 
-def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tuple[Applied, list[_Work]]:
+def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tuple[Applied, list[TableChanges]]:
     """Read the changes of a table up to the first that it cannot take, such as a new definition."""
     table = job.shape.table
     stored, relation = transaction.stored.get(table), transaction.relations.get(table)
@@ -92,7 +92,7 @@ def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tu
         return Applied(job.oid, version=stored.version, lsn=stored.lsn), []
     relation.require([name for name, *_ in job.shape.columns], _DOING)
     result = Applied(job.oid, version=stored.version, lsn=stored.lsn)
-    found: list[_Work] = []
+    found: list[TableChanges] = []
     reached = stored.lsn
     while (span := next_span(job.blocks, job.shape, reached, job.identity)) is not None:
         if span.shape != job.shape or span.empty:
@@ -102,15 +102,16 @@ def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tu
         end = span.end or job.end_lsn
         if changes is not None:
             result = replace(result, changes=result.changes + len(changes.changes) + len(changes.truncations))
-            found.append(_Work(table, span.identity, changes, end))
+            found.append(TableChanges(table, span.identity, changes, end))
         if span.end is None:
             break
         reached = span.end
     return result, found
 
 
-def _apply(transaction: TargetTransaction, work: Sequence[_Work]) -> None:
-    truncated: dict[Truncation, list[_Work]] = {}
+def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) -> None:
+    """Apply changes of several tables: by sets of rows, or row by row where that is needed."""
+    truncated: dict[Truncation, list[TableChanges]] = {}
     for each in work:
         for truncation in each.changes.truncations:
             truncated.setdefault(truncation, []).append(each)
@@ -141,8 +142,8 @@ def _apply(transaction: TargetTransaction, work: Sequence[_Work]) -> None:
 
 
 def _one_by_one(
-    transaction: TargetTransaction, work: Sequence[_Work], truncated: dict[Truncation, list[_Work]]
-) -> list[_Work]:
+    transaction: TargetTransaction, work: Sequence[TableChanges], truncated: dict[Truncation, list[TableChanges]]
+) -> list[TableChanges]:
     """Tables whose changes are applied row by row, and tables that are truncated together with them."""
     several = {each.table for each in work if sum(other.table == each.table for other in work) > 1}
     chosen = [
@@ -165,7 +166,7 @@ def _one_by_one(
         chosen += list({id(each): each for each in more}.values())
 
 
-def _row_changes(relation: TargetRelation, work: _Work) -> RowChanges:
+def _row_changes(relation: TargetRelation, work: TableChanges) -> RowChanges:
     text = work.changes
     changes = text.changes
     return RowChanges(

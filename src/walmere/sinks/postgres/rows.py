@@ -291,14 +291,15 @@ def _unique_keys(changes: RowChanges) -> list[tuple[str, ...]]:
 
 
 def _in_the_way(changes: RowChanges, key: Sequence[str]) -> Composable:
-    """The condition for rows that have the new values of a unique key."""
+    """The condition for other rows that have the new values of a unique key."""
     names, columns = changes.new.column_names, changes.relation.columns
-    return SQL(" AND ").join(
+    same = SQL(" AND ").join(
         SQL("t.{} {} {}").format(
             Identifier(name), columns[name].equals, SQL(f"(r.new)[{names.index(name) + 1}]::{columns[name].type}")
         )
         for name in key
     )
+    return SQL("{} AND NOT (r.kind = 'U' AND {})").format(same, _found(changes))
 
 
 def _conflict_name(changes: RowChanges, conflict: str) -> Composable:
@@ -312,14 +313,8 @@ def _conflict_name(changes: RowChanges, conflict: str) -> Composable:
 
 
 def _clear(changes: RowChanges) -> Composable:
-    """Delete the rows that are in the way of a new row. The row that an UPDATE changes is not in its own way."""
-    keys = _unique_keys(changes)
-    statements = [
-        SQL("DELETE FROM {} AS t WHERE {} AND NOT (r.kind = 'U' AND {});").format(
-            changes.relation.only,
-            _in_the_way(changes, key),
-            _found(changes) if changes.old.num_columns else SQL("false"),
-        )
-        for key in keys
-    ]
-    return SQL(" ").join(statements)
+    """Delete the rows that are in the way of a new row."""
+    delete = SQL("DELETE FROM {} AS t WHERE {};")
+    return SQL(" ").join(
+        delete.format(changes.relation.only, _in_the_way(changes, key)) for key in _unique_keys(changes)
+    )

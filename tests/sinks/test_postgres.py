@@ -1,0 +1,427 @@
+"""What the PostgreSQL sink does, on a real server: the contract of `walmere.sinks.base` for a database."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from conftest import Database, server_of
+from sinks.histories import UNCHANGED, Change, History, Row, keyed_histories, multiset_histories, same_rows
+from walmere.apply.decode import TextChanges, Truncation
+from walmere.apply.fold import Changes
+from walmere.apply.transaction import TableChanges, apply_changes
+from walmere.config import PostgresTarget
+from walmere.errors import ColumnMissing, Conflict, SinkConflict, SinkMismatch, SinkRefused
+from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
+from walmere.owner import Owner
+from walmere.sinks.postgres.sink import PostgresSink
+from walmere.sinks.postgres.text import copy_text
+
+TABLE = TableName("public", "t")
+BY_ID = Identity("d", ("id",))
+FULL = Identity("f")
+NAMES = ("part", "id", "count", "note", "tags")
+K, O = ord("K"), ord("O")  # noqa: E741
+CREATE = "CREATE TABLE t (part text, id int8, count int, note text, tags text[])"
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Database]:
+    made = Database(server_of(18))
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+def sink(database: Database) -> Iterator[PostgresSink]:
+    database.execute(CREATE, "ALTER TABLE t ADD PRIMARY KEY (id)")
+    yield sink_of(database)
+    clean(database)
+
+
+def clean(database: Database) -> None:
+    database.execute("DROP TABLE IF EXISTS t CASCADE", "DROP SCHEMA IF EXISTS walmere CASCADE")
+
+
+def sink_of(database: Database, **more: Any) -> PostgresSink:
+    target = PostgresTarget(kind="postgres", dsn=SecretStr(database.dsn))
+    return PostgresSink(target, "test", **{"owner": Owner("test", "1", 1), **more})
+
+
+def as_text(value: Any) -> bytes | None:
+    """A value as PostgreSQL writes it."""
+    if value is None or value is UNCHANGED:
+        return None
+    if isinstance(value, list):
+        return ("{" + ",".join("NULL" if each is None else f'"{each}"' for each in value) + "}").encode()
+    return str(value).encode()
+
+
+def text_table(rows: Sequence[Row | None], names: Sequence[str] = NAMES) -> pa.Table:
+    absent: Row = (None,) * len(names)
+    listed = [absent if row is None else row for row in rows]
+    columns = [pa.array([as_text(row[i]) for row in listed], pa.binary()) for i in range(len(names))]
+    return pa.table(columns, names=list(names))
+
+
+def changes_of(changes: Sequence[Change], names: Sequence[str] = NAMES, first: int = 1000) -> TextChanges:
+    """Changes as `decode_text` gives them; each is a transaction of its own."""
+    rows = [(first + number, each) for number, each in enumerate(changes) if each.kind != "T"]
+    masks = []
+    for i in range(len(names)):
+        mask = np.array([c.new is not None and c.new[i] is UNCHANGED for _, c in rows], np.bool_)
+        masks.append(mask if mask.any() else None)
+    lsns = np.array([number for number, _ in rows], np.uint64)
+    return TextChanges(
+        Changes(
+            np.array([ord(c.kind) for _, c in rows], np.uint8),
+            text_table([c.new for _, c in rows], names),
+            tuple(masks),
+            np.array([c.old_kind for _, c in rows], np.uint8),
+            text_table([c.old for _, c in rows], names) if any(c.old_kind for _, c in rows) else None,
+        ),
+        lsns,
+        lsns,
+        tuple(
+            Truncation(first + number, first + number, cascade=False, restart_identity=False)
+            for number, each in enumerate(changes)
+            if each.kind == "T"
+        ),
+    )
+
+
+def begin(sink: PostgresSink, *rows: Row, lsn: int = 100) -> int:
+    """As after the copy of a table, made by two tasks."""
+    copy = sink.begin_copy(TABLE, NAMES)
+    half = len(rows) // 2
+    for number, part in enumerate((rows[:half], rows[half:])):
+        pickle.loads(pickle.dumps(copy)).copy_range(str(number), copy_text(text_table(part)))
+    return copy.finish(Lsn(lsn))
+
+
+def do(
+    sink: PostgresSink,
+    *changes: Change,
+    lsn: int = 200,
+    identity: Identity = BY_ID,
+    names: Sequence[str] = NAMES,
+) -> int | None:
+    """Apply a batch, as a task does. Returns the version; None if it was applied before."""
+    with sink.transaction([TABLE]) as transaction:
+        stored = transaction.stored[TABLE]
+        if stored.lsn is not None and stored.lsn >= lsn:
+            return None
+        apply_changes(transaction, [TableChanges(TABLE, identity, changes_of(changes, names), Lsn(lsn))])
+        transaction.reached[TABLE] = Lsn(lsn)
+        return sink.commit_transaction(transaction, Lsn(lsn), None)[TABLE]
+
+
+def row(key: int | None, count: int = 0, note: Any = "n", tags: Any = None) -> Row:
+    return ("p", key, count, note, tags)
+
+
+def insert(key: int, **values: Any) -> Change:
+    return Change("I", row(key, **values))
+
+
+def update(key: int, was: int | None = None, **values: Any) -> Change:
+    return Change("U", row(key, **values), *((None, 0) if was is None else ((None, was, None, None, None), K)))
+
+
+def delete(key: int) -> Change:
+    return Change("D", None, (None, key, None, None, None), K)
+
+
+def found(database: Database) -> list[Row]:
+    return database.rows("SELECT * FROM t")
+
+
+def conflicts(database: Database) -> list[tuple[Any, ...]]:
+    return database.rows('SELECT conflict, key, "constraint" FROM walmere.conflicts ORDER BY id')
+
+
+def test_a_copy_and_a_batch(database: Database, sink: PostgresSink) -> None:
+    assert begin(sink, row(1), row(2), row(3)) == 1
+    assert (sink.applied(TABLE), sink.count(TABLE)) == (Lsn(100), 3)
+    assert do(sink, insert(4), update(1, count=5), delete(2), update(9, was=3, note=UNCHANGED)) == 2
+    assert same_rows(found(database), [row(1, count=5), row(4), row(9)])
+    assert (sink.applied(TABLE), sink.version(TABLE)) == (Lsn(200), 2)
+    assert not conflicts(database)
+
+
+def test_a_batch_that_comes_again_does_nothing(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1))
+    do(sink, insert(2))
+    assert do(sink, insert(2)) is None
+    assert same_rows(found(database), [row(1), row(2)])
+
+
+def test_two_attempts_at_once_have_one_effect(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1))
+    for number in range(10):
+        gate = threading.Barrier(2)
+
+        def attempt(_: int, number: int = number, gate: threading.Barrier = gate) -> int | None:
+            gate.wait()
+            return do(sink, insert(100 + number), update(1, count=number), lsn=200 + number)
+
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(attempt, range(2)))
+        assert sorted(results, key=str) == [number + 2, None]
+    assert same_rows(found(database), [row(1, count=9), *(row(100 + number) for number in range(10))])
+
+
+def test_the_origin_has_the_progress_and_marks_the_changes(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1))
+    do(sink, insert(2), lsn=0x1234)
+    progress = database.rows("SELECT external_id, remote_lsn::text FROM pg_replication_origin_status")
+    assert ("walmere_test", "0/1234") in progress
+    lines = sink.drop()
+    assert "dropped replication origin walmere_test" in lines
+    assert not database.rows("SELECT FROM pg_replication_origin WHERE starts_with(roname, 'walmere_test')")
+    assert not database.rows("SELECT FROM pg_namespace WHERE nspname = 'walmere'")
+
+
+def test_a_failure_leaves_rows_and_lsn_as_they_were(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1))
+
+    def fail() -> None:
+        with sink.transaction([TABLE]) as transaction:
+            apply_changes(transaction, [TableChanges(TABLE, BY_ID, changes_of([insert(2)]), Lsn(200))])
+            transaction.reached[TABLE] = Lsn(200)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert (sink.applied(TABLE), found(database)) == (Lsn(100), [row(1)])
+    do(sink, insert(2))
+    assert same_rows(found(database), [row(1), row(2)])
+
+
+def test_values_that_are_swapped_between_rows_violate_nothing(database: Database, sink: PostgresSink) -> None:
+    database.execute("ALTER TABLE t ADD UNIQUE (count)")
+    begin(sink, row(1, count=1), row(2, count=2), row(3, count=3))
+    do(sink, update(1, count=-1), update(2, count=1), update(3, count=2), update(1, count=3))
+    assert same_rows(found(database), [row(1, count=3), row(2, count=1), row(3, count=2)])
+    do(sink, update(8, was=1), update(1, was=2, count=9), update(2, was=8, count=8), lsn=300)
+    assert same_rows(found(database), [row(2, count=8), row(1, count=9), row(3, count=2)])
+    assert not conflicts(database)
+
+
+def test_missing_rows_are_skipped_and_counted(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1), row(2))
+    do(sink, update(5), delete(6), update(8, was=7), update(1, count=3), insert(9))
+    assert same_rows(found(database), [row(1, count=3), row(2), row(9)])
+    assert conflicts(database) == [
+        ("update_missing", '{"id" : "5"}', None),
+        ("delete_missing", '{"id" : "6"}', None),
+        ("update_missing", '{"id" : "7"}', None),
+    ]
+    assert sink.conflicts() == {"public.t": 3}
+
+
+def test_a_violated_constraint_stops_with_key_constraint_lsn_and_a_way_out(
+    database: Database, sink: PostgresSink
+) -> None:
+    begin(sink, row(1), row(2))
+    database.execute("ALTER TABLE t ADD CHECK (count < 100)")
+    with pytest.raises(Conflict, match=r'insert_exists in public\.t.*"id" : "2".*t_pkey.*0/3E9') as caught:
+        do(sink, insert(3), insert(2))
+    assert "walmere skip 0/3E9" in caught.value.hint
+    assert "n" not in caught.value.wrong.partition("key {")[2].partition("}")[0]
+    with pytest.raises(Conflict, match=r'update_exists in public\.t.*"id" : "1".*t_count_check'):
+        do(sink, update(1, count=100))
+    assert same_rows(found(database), [row(1), row(2)])
+    assert sink.applied(TABLE) == Lsn(100)
+
+
+def test_on_conflict_skip_leaves_out_the_row(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1), row(2))
+    do(sink_of(database, on_conflict="skip"), insert(3), insert(2, count=7), insert(4))
+    assert same_rows(found(database), [row(1), row(2), row(3), row(4)])
+    assert conflicts(database) == [("insert_exists", '{"id" : "2"}', "t_pkey")]
+
+
+def test_on_conflict_overwrite_replaces_the_rows_in_the_way(database: Database, sink: PostgresSink) -> None:
+    database.execute("ALTER TABLE t ADD UNIQUE (count)")
+    begin(sink, row(1, count=1), row(2, count=2), row(3, count=3), row(4, count=4))
+    do(sink_of(database, on_conflict="overwrite"), insert(1, count=2), update(4, count=3))
+    assert same_rows(found(database), [row(1, count=2), row(4, count=3)])
+    assert [what for what, *_ in conflicts(database)] == ["multiple_unique_conflicts", "update_exists"]
+
+
+def test_one_of_several_rows_with_a_key_is_changed(database: Database, sink: PostgresSink) -> None:
+    database.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
+    begin(sink, row(1), row(1), row(2))
+    do(sink, update(1, count=5), delete(2))
+    assert same_rows(found(database), [row(1), row(1, count=5)])
+
+
+def test_columns_of_the_target_that_are_not_published_stay(database: Database, sink: PostgresSink) -> None:
+    database.execute("ALTER TABLE t ADD mine int DEFAULT 7")
+    begin(sink, row(1), row(2))
+    database.execute("UPDATE t SET mine = 8 WHERE id = 1")
+    do(sink, update(1, count=1), update(9, was=2), insert(3))
+    assert sorted(database.rows("SELECT id, mine FROM t")) == [(1, 8), (3, 7), (9, 7)]
+
+
+def test_other_types_and_another_order_of_columns(database: Database, sink: PostgresSink) -> None:
+    database.execute(
+        "DROP TABLE t", "CREATE TABLE t (tags text, note varchar(5), count numeric(9, 2), id text, part text)"
+    )
+    begin(sink, row(1), row(2))
+    do(sink, update(1, count=5), delete(2), insert(3, tags=["a"]))
+    assert sorted(database.rows("SELECT id, count::text, tags FROM t")) == [("1", "5.00", None), ("3", "0.00", '{"a"}')]
+
+
+def test_identity_columns_are_written(database: Database, sink: PostgresSink) -> None:
+    database.execute("ALTER TABLE t ALTER id ADD GENERATED ALWAYS AS IDENTITY")
+    database.execute(
+        "ALTER TABLE t ALTER count SET NOT NULL", "ALTER TABLE t ALTER count ADD GENERATED ALWAYS AS IDENTITY"
+    )
+    begin(sink, row(1, count=1), row(2, count=2))
+    do(sink, update(1, count=1, note="x"), update(2, count=5), insert(3, count=6), update(9, was=1, count=1, note="y"))
+    assert same_rows(found(database), [row(9, count=1, note="y"), row(2, count=5), row(3, count=6)])
+
+
+def test_names_may_have_any_characters(database: Database) -> None:
+    names = ("Unit Price", "a%s", 'q"u', "select")
+    database.execute('CREATE TABLE t ("Unit Price" int PRIMARY KEY, "a%s" text, "q""u" text, "select" text)')
+    sink = sink_of(database)
+    copy = sink.begin_copy(TABLE, names)
+    copy.copy_range("0", copy_text(text_table([(1, "a", "b", "c"), (2, "\\", "\t\n", '"')], names)))
+    copy.finish(Lsn(100))
+    identity = Identity("d", ("Unit Price",))
+    do(sink, Change("U", (2, "x\ty", "{}", "\\N")), Change("I", (3, "", "NULL", "a,b")), identity=identity, names=names)
+    assert sorted(found(database)) == [(1, "a", "b", "c"), (2, "x\ty", "{}", "\\N"), (3, "", "NULL", "a,b")]
+    clean(database)
+
+
+def test_triggers_that_are_enabled_for_replicas_fire_for_each_change_in_order(
+    database: Database, sink: PostgresSink
+) -> None:
+    database.execute(
+        "CREATE TABLE log (n int GENERATED ALWAYS AS IDENTITY, what text)",
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO public.log (what) VALUES (TG_OP || coalesce(NEW.id, OLD.id)); RETURN NULL; END $$",
+        "CREATE TRIGGER fires AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION note()",
+        "CREATE TRIGGER silent AFTER INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION note()",
+        "ALTER TABLE t ENABLE REPLICA TRIGGER fires",
+    )
+    begin(sink, row(1))
+    do(sink, update(1, count=1), update(1, count=2), insert(2), delete(2))
+    logged = [what for (what,) in database.rows("SELECT what FROM log ORDER BY n")]
+    assert logged == ["INSERT1", "UPDATE1", "UPDATE1", "INSERT2", "DELETE2"]
+    database.execute("DROP TABLE log", "DROP FUNCTION note CASCADE")
+
+
+def test_a_copy_that_is_abandoned_leaves_nothing(database: Database, sink: PostgresSink) -> None:
+    copy = sink.begin_copy(TABLE, NAMES)
+    assert copy.direct
+    copy.copy_range("0", copy_text(text_table([row(1)])))
+    copy.abandon()
+    assert (found(database), sink.applied(TABLE)) == ([], None)
+    assert not database.rows("SELECT FROM walmere.copied_ranges")
+
+
+def test_a_copy_that_was_killed_is_undone_by_the_next_and_its_late_tasks_do_nothing(
+    database: Database, sink: PostgresSink
+) -> None:
+    killed = sink.begin_copy(TABLE, NAMES)
+    killed.copy_range("0", copy_text(text_table([row(1)])))
+    assert begin(sink, row(2), row(3)) == 1
+    with pytest.raises(SinkConflict, match="another copy"):
+        killed.copy_range("1", copy_text(text_table([row(4)])))
+    with pytest.raises(SinkConflict, match="another copy"):
+        killed.finish(Lsn(100))
+    assert same_rows(found(database), [row(2), row(3)])
+
+
+def test_a_range_that_is_copied_twice_is_there_once(database: Database, sink: PostgresSink) -> None:
+    copy = sink.begin_copy(TABLE, NAMES)
+    for _ in range(2):
+        copy.copy_range("0", copy_text(text_table([row(1)])))
+    copy.finish(Lsn(100))
+    assert found(database) == [row(1)]
+
+
+def test_a_table_that_is_copied_again_shows_its_old_rows_until_the_copy_is_complete(
+    database: Database, sink: PostgresSink
+) -> None:
+    begin(sink, row(1), row(2))
+    copy = sink.begin_copy(TABLE, NAMES)
+    assert not copy.direct
+    copy.copy_range("0", copy_text(text_table([row(3)])))
+    assert same_rows(found(database), [row(1), row(2)])
+    copy.finish(Lsn(300))
+    assert (found(database), sink.applied(TABLE)) == ([row(3)], Lsn(300))
+    assert not database.rows("SELECT FROM pg_tables WHERE schemaname = 'walmere' AND tablename LIKE 'copy%'")
+
+
+def test_rows_of_its_own_stay_when_a_table_is_first_copied(database: Database, sink: PostgresSink) -> None:
+    database.execute("INSERT INTO t (id) VALUES (77)")
+    begin(sink, row(1))
+    assert sorted(key for _, key, *_ in found(database)) == [1, 77]
+
+
+def test_missing_tables_columns_and_privileges_are_named(database: Database, sink: PostgresSink) -> None:
+    with pytest.raises(SinkMismatch, match=r"does not have the table public\.absent"):
+        sink.require_tables({TABLE: NAMES, TableName("public", "absent"): ["id"]})
+    with pytest.raises(ColumnMissing, match=r"public\.t lacks the column other"):
+        sink.require_tables({TABLE: [*NAMES, "other"]})
+    database.execute("CREATE ROLE reader LOGIN", "GRANT SELECT, INSERT ON t TO reader")
+    database.execute("GRANT SET ON PARAMETER session_replication_role TO reader")
+    target = PostgresTarget(kind="postgres", dsn=SecretStr(database.server.dsn(database.name, "reader")))
+    with pytest.raises(SinkRefused, match=r"lacks UPDATE, DELETE, TRUNCATE on public\.t"):
+        PostgresSink(target, "test").require_tables({TABLE: NAMES})
+    database.execute("REVOKE SET ON PARAMETER session_replication_role FROM reader", "REVOKE ALL ON t FROM reader")
+    with pytest.raises(SinkRefused, match="session_replication_role"):
+        PostgresSink(target, "test").require_tables({TABLE: NAMES})
+    database.execute("DROP ROLE reader")
+
+
+def test_the_state_of_another_owner_is_refused_or_taken_over(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1))
+    other = sink_of(database, owner=Owner("test", "2", 2))
+    with pytest.raises(SinkMismatch, match="belongs to subscription test"):
+        other.claim(TABLE)
+    assert sink_of(database, owner=Owner("test", "2", 2), take_over=True).claim(TABLE)
+    assert other.applied(TABLE) is None
+    begin(other, row(1), row(2), lsn=50)
+    assert same_rows(found(database), [row(1), row(2)])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    history=st.one_of(keyed_histories(12), multiset_histories(12)),
+    cut=st.integers(0, 12),
+    one_by_one=st.booleans(),
+)
+def test_batches_of_any_history_lead_to_its_rows(
+    database: Database, history: History, cut: int, one_by_one: bool
+) -> None:
+    clean(database)
+    database.execute(CREATE)
+    if history.identity.keyed:
+        database.execute(f"CREATE UNIQUE INDEX ON t ({', '.join(history.identity.key)})")
+    if one_by_one:
+        database.execute("CREATE RULE never AS ON UPDATE TO t WHERE false DO INSTEAD NOTHING")
+        database.execute("ALTER TABLE t ENABLE ALWAYS RULE never")
+    sink = sink_of(database)
+    begin(sink, *history.before)
+    for lsn, part in ((200, history.changes[:cut]), (300, history.changes[cut:])):
+        do(sink, *part, lsn=lsn, identity=history.identity)
+    assert same_rows(found(database), history.after), (found(database), history.after)
+    assert not conflicts(database)
+    clean(database)
