@@ -11,6 +11,7 @@ from walmere.errors import (
     NotApplied,
     ProtocolError,
     SinkConflict,
+    SinkUnavailable,
     SlotInUse,
     SourceUnavailable,
     TableLocked,
@@ -47,6 +48,7 @@ def test_only_what_may_pass_by_itself_is_transient() -> None:
         SlotInUse,
         TableLocked,
         SinkConflict,
+        SinkUnavailable,
         NotApplied,
     }
 

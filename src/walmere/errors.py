@@ -177,7 +177,12 @@ class SinkRefused(SinkError):
 
 
 class Conflict(SinkError):
-    """A change cannot be applied, because its row violates a constraint of the target."""
+    """A change cannot be applied: its row violates a constraint of the target. `found` describes it, as JSON."""
+
+    def __init__(self, doing: str, wrong: str, hint: str = "", found: str = "{}") -> None:
+        super().__init__(doing, wrong, hint)
+        self.args = (doing, wrong, hint, found)
+        self.found = found
 
 
 class SparkError(WalmereError):

@@ -45,6 +45,7 @@ SESSION: Final = {
     "bytea_output": "hex",
     "quote_all_identifiers": "off",
     "search_path": "",
+    "standard_conforming_strings": "on",
     "row_security": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",

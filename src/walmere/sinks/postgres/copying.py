@@ -108,17 +108,38 @@ class Copy:
         ):
             copied_before = self._require_current(connection, doing, "FOR UPDATE")
             if not self.direct:
+                relation = read_relations(connection, [self.table])[self.table]
                 if copied_before:
-                    empty(connection, read_relations(connection, [self.table])[self.table])
+                    self._remove_old_rows(connection, relation)
                 names = SQL(", ").join(map(Identifier, self.names))
                 query = "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}"
-                connection.execute(SQL(query).format(Identifier(*self.table), names, names, self.into))
+                connection.execute(SQL(query).format(relation.sql, names, names, self.into))
                 connection.execute(SQL("DROP TABLE {}").format(self.into))
             for statement in self.after:
                 connection.execute(statement.encode())
             versions = self.state.advance(connection, [(self.table, lsn)])
             self._end(connection)
         return versions[self.table]
+
+    def _remove_old_rows(self, connection: Connection, relation: TargetRelation) -> None:
+        """Remove the rows of an earlier copy. If the target has columns of its own, rows are updated in place."""
+        key = next((key for key in relation.keys if set(key) <= set(self.names)), None)
+        local = relation.local(self.names)
+        always = any(relation.columns[name].identity == "a" for name in self.names)
+        if key is None or not local or always:
+            empty(connection, relation)
+            return
+        columns = {name: relation.columns[name] for name in self.names}
+        same = SQL(" AND ").join(SQL("t.{0} {1} s.{0}").format(Identifier(name), columns[name].equals) for name in key)
+        connection.execute(
+            SQL("DELETE FROM {} AS t WHERE NOT EXISTS (SELECT FROM {} AS s WHERE {})").format(
+                relation.only, self.into, same
+            )
+        )
+        values = SQL(", ").join(SQL("{0} = s.{0}").format(Identifier(name)) for name in self.names)
+        update = SQL("UPDATE {} AS t SET {} FROM {} AS s WHERE {}").format(relation.only, values, self.into, same)
+        connection.execute(update)
+        connection.execute(SQL("DELETE FROM {} AS s USING {} AS t WHERE {}").format(self.into, relation.only, same))
 
     def abandon(self) -> None:
         """Leave nothing behind of a copy that has failed."""

@@ -73,6 +73,15 @@ def reset(connection: Connection) -> None:
     connection.execute("SELECT pg_replication_origin_session_reset()")
 
 
+def ours(connection: Connection, subscription: str) -> list[int] | None:
+    """The numbers of our origins, to tell who has written a row last; None: the server does not track it."""
+    [row] = connection.execute("SELECT current_setting('track_commit_timestamp')::bool").fetchall()
+    if not row[0]:
+        return None
+    query = "SELECT roident::int FROM pg_replication_origin WHERE roname = $1 OR starts_with(roname, $1 || '_copy_')"
+    return [number for (number,) in connection.execute(query, [name_of(subscription)]).fetchall()]
+
+
 def drop(connection: Connection, subscription: str) -> list[str]:
     """Drop the origins of a subscription: its own, and those of its copies. Returns their names."""
     query = "SELECT roname FROM pg_replication_origin WHERE roname = $1 OR starts_with(roname, $1 || '_copy_')"

@@ -73,8 +73,12 @@ def apply_rows(
     changes: Sequence[RowChanges],
     truncates: Sequence[TruncateRows],
     on_conflict: str,
+    our_origins: Sequence[int] | None = None,
 ) -> None:
-    """Apply changes row by row, in the transaction of the connection. Raises Conflict."""
+    """Apply changes row by row, in the transaction of the connection. Raises Conflict.
+
+    `our_origins`: record changes of rows that others have written last; None: the server cannot tell.
+    """
     connection.execute(_STAGING)
     connection.execute("TRUNCATE pg_temp.walmere_changes")  # of an earlier try in this transaction
     with connection.cursor() as cursor, cursor.copy("COPY pg_temp.walmere_changes FROM STDIN") as copy:
@@ -86,13 +90,13 @@ def apply_rows(
             copy.write(f"{truncate.commit_lsn}\t{truncate.sequence}\t-1\tT\t\\N\t{{{_quoted(text)}}}\t\\N\n".encode())
     try:
         with connection.transaction():
-            connection.execute(_block(state, changes, None))
+            connection.execute(_block(state, changes, None, our_origins))
         return
     except psycopg.IntegrityError:
         pass  # again, with a subtransaction for each row
     try:
         with connection.transaction():
-            connection.execute(_block(state, changes, on_conflict))
+            connection.execute(_block(state, changes, on_conflict, our_origins))
     except psycopg.Error as error:
         if error.sqlstate != _CONFLICT:
             raise
@@ -140,14 +144,35 @@ def _conflict(error: psycopg.Error) -> Conflict:
     return Conflict(
         "applying changes to the target",
         wrong,
-        f"change the row of the target that is in the way; or skip the whole transaction: `walmere skip {lsn}`;"
+        f"change the row of the target that is in the way; or skip the whole transaction: `walmere skip -c … {lsn}`;"
         " or set target.on_conflict",
+        error.diag.message_detail or "{}",
     )
 
 
-def _block(state: State, changes: Sequence[RowChanges], on_conflict: str | None) -> Composed:
+def record_conflict(connection: Connection, state: State, conflict: Conflict) -> None:
+    """Write a line for a conflict whose transaction was rolled back."""
+    found = json.loads(conflict.found)
+    connection.execute(
+        state.sql(
+            'INSERT INTO {schema}.conflicts (subscription, relation, conflict, key, "constraint", lsn, message)'
+            " VALUES ($1, $2, $3, $4, $5, $6::pg_lsn, $7)"
+        ),
+        [
+            state.subscription,
+            *(found[name] for name in ("relation", "conflict", "key", "constraint")),
+            str(Lsn(found["commit_lsn"])),
+            found["message"],
+        ],
+    )
+
+
+def _block(
+    state: State, changes: Sequence[RowChanges], on_conflict: str | None, our_origins: Sequence[int] | None
+) -> Composed:
     branches = [
-        SQL("WHEN {} THEN\n{}").format(number, _branch(each, state, on_conflict)) for number, each in enumerate(changes)
+        SQL("WHEN {} THEN\n{}").format(number, _branch(each, state, on_conflict, our_origins))
+        for number, each in enumerate(changes)
     ]
     body = SQL(
         "DECLARE r record; affected int8; failed_constraint text; failed_message text; failed_detail text;\n"
@@ -158,7 +183,9 @@ def _block(state: State, changes: Sequence[RowChanges], on_conflict: str | None)
     return SQL("DO {}").format(SqlLiteral(body.as_string(None)))
 
 
-def _branch(changes: RowChanges, state: State, on_conflict: str | None) -> Composable:
+def _branch(
+    changes: RowChanges, state: State, on_conflict: str | None, our_origins: Sequence[int] | None
+) -> Composable:
     """The part of the block for one table."""
     relation, names = changes.relation, changes.new.column_names
     columns = [relation.columns[name] for name in names]
@@ -189,7 +216,24 @@ def _branch(changes: RowChanges, state: State, on_conflict: str | None) -> Compo
         _guarded(changes, state, statement, what, on_conflict)
         for statement, what in ((insert, "insert_exists"), (update, "update_exists"), (delete, "delete"))
     ]
+    if our_origins is not None:
+        guarded[1:] = [
+            SQL("IF EXISTS(SELECT FROM {} AS t WHERE {} AND {}) THEN {} END IF; {}").format(
+                relation.only,
+                found,
+                written_by_others(our_origins),
+                _record(changes, state, SqlLiteral(what), SQL("NULL"), SQL("NULL")),
+                statement,
+            )
+            for statement, what in zip(guarded[1:], ("update_origin_differs", "delete_origin_differs"), strict=True)
+        ]
     return SQL("IF r.kind = 'I' THEN {} ELSIF r.kind = 'U' THEN {} ELSE {} END IF;").format(*guarded)
+
+
+def written_by_others(our_origins: Sequence[int]) -> Composable:
+    """The condition for a row, as t, whose last writer was not Walmere."""
+    numbers = SQL(", ").join(map(SqlLiteral, our_origins))
+    return SQL("(pg_xact_commit_timestamp_origin(t.xmin)).roident <> ALL(ARRAY[{}]::oid[])").format(numbers)
 
 
 def _found(changes: RowChanges) -> Composable:

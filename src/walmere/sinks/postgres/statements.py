@@ -24,12 +24,13 @@ class Statement:
     query: Composed
     parameters: Sequence[Any]
     rows: int
+    matches: Composed | None = None  # the FROM and WHERE clauses that find the rows as t; None: a multiset has no key
 
 
 def copy_into(table: Composable, names: Sequence[str]) -> Composed:
-    """COPY into these columns of a table."""
-    columns = SQL(", ").join(map(Identifier, names))
-    return SQL("COPY {} ({}) FROM STDIN (FORMAT text, DELIMITER E'\\t', NULL '\\N', ENCODING 'UTF8')").format(
+    """COPY into these columns of a table, which may have none."""
+    columns = SQL("({})").format(SQL(", ").join(map(Identifier, names))) if names else SQL("")
+    return SQL("COPY {} {} FROM STDIN (FORMAT text, DELIMITER E'\\t', NULL '\\N', ENCODING 'UTF8')").format(
         table, columns
     )
 
@@ -44,10 +45,10 @@ def changes_of(relation: TargetRelation, net: RowNet) -> Iterator[Statement]:
 
 def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:
     places = {name: f"k{number}" for number, name in enumerate(keys.column_names)}
-    query = SQL("DELETE FROM {} AS t USING {} WHERE {}").format(
-        relation.only, _set(list(places.values())), _same_key(relation, places)
-    )
-    return Statement(query, [text_array(column) for column in keys.columns], len(keys))
+    values, same = _set(list(places.values())), _same_key(relation, places)
+    query = SQL("DELETE FROM {} AS t USING {} WHERE {}").format(relation.only, values, same)
+    matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, values, same)
+    return Statement(query, [text_array(column) for column in keys.columns], len(keys), matches)
 
 
 def _delete_counted(relation: TargetRelation, net: RowNet) -> Statement:
@@ -102,7 +103,8 @@ def _update(relation: TargetRelation, net: RowNet) -> Statement:
         _set(places),
         SQL(" AND ").join([_same_key(relation, keys), *conditions]),
     )
-    return Statement(query, parameters, len(net.updates))
+    matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, _set(places), _same_key(relation, keys))
+    return Statement(query, parameters, len(net.updates), matches)
 
 
 def _set(places: Sequence[str]) -> Composed:

@@ -12,28 +12,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import psycopg
 from psycopg import errors as pg
 from psycopg.sql import SQL
 
-from walmere.errors import WalmereError
+from walmere.errors import Conflict, WalmereError
 from walmere.libpq import Address
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import RowNet
 from walmere.sinks.postgres import origin
-from walmere.sinks.postgres.connect import Connection, reused, translate_errors
+from walmere.sinks.postgres.connect import Connection, connect, reused, translate_errors
 from walmere.sinks.postgres.relation import TargetRelation, read_relations
-from walmere.sinks.postgres.rows import RowChanges, TruncateRows, apply_rows
+from walmere.sinks.postgres.rows import RowChanges, TruncateRows, apply_rows, record_conflict, written_by_others
 from walmere.sinks.postgres.state import State, StoredTable
-from walmere.sinks.postgres.statements import changes_of, copy_into
+from walmere.sinks.postgres.statements import Statement, changes_of, copy_into
 from walmere.sinks.postgres.text import copy_text
 
 
 class _RowsMissing(Exception):
-    """The target lacks rows that are updated or deleted."""
+    """The target lacks rows that are updated or deleted, or others have written them."""
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class TargetTransaction:
     relations: Mapping[TableName, TargetRelation]
     stored: Mapping[TableName, StoredTable]
     use_origin: bool
+    our_origins: Sequence[int] | None = None  # None: the server does not track who has written a row last
     reached: dict[TableName, Lsn] = field(default_factory=dict)
 
     def apply_set(self, table: TableName, net: RowNet) -> bool:
@@ -54,6 +56,8 @@ class TargetTransaction:
         try:
             with self.connection.transaction():
                 for statement in changes_of(relation, net):
+                    if self._written_by_others(statement):
+                        raise _RowsMissing
                     done = self.connection.execute(statement.query, statement.parameters)
                     if done.rowcount < statement.rows:
                         raise _RowsMissing
@@ -65,6 +69,14 @@ class TargetTransaction:
         except (_RowsMissing, psycopg.IntegrityError, pg.CardinalityViolation):
             return False
         return True
+
+    def _written_by_others(self, statement: Statement) -> bool:
+        """Whether rows that are changed were written last by others: then each of them is recorded."""
+        if self.our_origins is None or statement.matches is None:
+            return False
+        query = SQL("SELECT EXISTS(SELECT {} AND {})").format(statement.matches, written_by_others(self.our_origins))
+        [row] = self.connection.execute(query, statement.parameters).fetchall()
+        return bool(row[0])
 
     def truncate(self, tables: Sequence[TableName], *, cascade: bool, restart_identity: bool) -> str:
         """The statement that truncates tables."""
@@ -79,7 +91,7 @@ class TargetTransaction:
     def apply_rows(self, changes: Sequence[RowChanges], truncates: Sequence[TruncateRows]) -> None:
         """Apply changes row by row, in the order of the source."""
         if changes or truncates:
-            apply_rows(self.connection, self.state, changes, truncates, self.on_conflict)
+            apply_rows(self.connection, self.state, changes, truncates, self.on_conflict, self.our_origins)
 
     def one_by_one(self, table: TableName, identity: Identity, names: Sequence[str]) -> bool:
         """Whether the changes of a table, which have these columns, must be applied row by row."""
@@ -92,6 +104,23 @@ class TargetTransaction:
 @contextlib.contextmanager
 def begin(address: Address, state: State, on_conflict: str, tables: Sequence[TableName]) -> Iterator[TargetTransaction]:
     """A transaction that has locked what is stored for these tables. It must be ended by `commit`."""
+    try:
+        with _begin(address, state, on_conflict, tables) as transaction:
+            yield transaction
+    except Conflict as error:  # its line was rolled back with the changes
+        with (
+            suppress(WalmereError),
+            translate_errors(address, "recording a conflict"),
+            closing(connect(address, f"walmere {state.subscription} apply")) as connection,
+        ):
+            record_conflict(connection, state, error)
+        raise
+
+
+@contextlib.contextmanager
+def _begin(
+    address: Address, state: State, on_conflict: str, tables: Sequence[TableName]
+) -> Iterator[TargetTransaction]:
     doing = "applying changes to the target"
     with translate_errors(address, doing), reused(address, f"walmere {state.subscription} apply") as connection:
         use_origin = origin.may_use(connection)
@@ -99,7 +128,9 @@ def begin(address: Address, state: State, on_conflict: str, tables: Sequence[Tab
             origin.set_up(connection, state.subscription)
         connection.execute("BEGIN")
         stored = state.read(connection, tables, "FOR UPDATE OF t")
-        yield TargetTransaction(connection, state, on_conflict, read_relations(connection, tables), stored, use_origin)
+        our_origins = origin.ours(connection, state.subscription) if use_origin else None
+        relations = read_relations(connection, tables)
+        yield TargetTransaction(connection, state, on_conflict, relations, stored, use_origin, our_origins)
         if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             connection.execute("ROLLBACK")
         if use_origin:
