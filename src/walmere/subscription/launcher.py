@@ -23,6 +23,7 @@ from walmere.definition import MESSAGES_OID
 from walmere.errors import (
     ChangeLogInUse,
     SinkFull,
+    SinkUnavailable,
     SlotInUse,
     SourceUnavailable,
     TableLocked,
@@ -342,18 +343,18 @@ class Launcher:
 
         It may help if Spark's Python processes were killed, or if the one that runs the query's source did not connect
         within 10 s (Spark has no setting for this). The number of starts is counted until one of them applies changes.
-        If the target is full, a run without `until` retries without limit: the receiver continues, and no change is
-        lost.
+        If the target is full or does not answer, a run without `until` retries without limit: the receiver continues,
+        and no change is lost.
         """
         self._require_spark_after(cause)
         from_spark = WalmereError("applying changes", first_line(str(cause)) or repr(cause))
         error = full_or(cause if isinstance(cause, WalmereError) else self.apply.error or from_spark)
-        full = isinstance(error, SinkFull)
-        if not (full or error.transient or type(error) is WalmereError):
+        patient = isinstance(error, SinkFull | SinkUnavailable)
+        if not (patient or error.transient or type(error) is WalmereError):
             raise error
         if self.apply.applied > self._applied_at_start:
             self._backoff.reset()
-        pause = self._backoff.next(None if full and until is None else MAX_STARTS)
+        pause = self._backoff.next(None if patient and until is None else MAX_STARTS)
         if pause is None:
             raise error
         _log.warning("%s: %s; starting to apply changes again in %.1f s", error.doing, error.wrong, pause)

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
-from walmere.sinks.base import RowNet
+from walmere.sinks.base import Mask, RowNet
 from walmere.sinks.postgres.relation import TargetColumn, TargetRelation
 from walmere.sinks.postgres.text import bool_array, text_array
+
+_STATEMENT_BYTES: Final = 64 << 20
+"""Values of one statement, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,25 @@ def copy_into(table: Composable, names: Sequence[str]) -> Composed:
 
 def changes_of(relation: TargetRelation, net: RowNet) -> Iterator[Statement]:
     """Deletes, then updates. The rows of `net.inserts` are copied afterwards."""
-    if len(net.deletes):
-        yield _delete_counted(relation, net) if net.counts is not None else _delete(relation, net.deletes)
-    if len(net.updates):
-        yield _update(relation, net)
+    for some in _slices(net.deletes):
+        deletes = _part(net.deletes, some)
+        if net.counts is None:
+            yield _delete(relation, deletes)
+        else:
+            yield _delete_counted(relation, deletes, net.counts[some])
+    for some in _slices(net.updates):
+        masks = tuple(None if mask is None else mask[some] for mask in net.unchanged)
+        yield _update(relation, _part(net.updates, some), _part(net.update_keys, some), masks)
+
+
+def _slices(rows: pa.Table) -> Iterator[slice]:
+    """Divide rows into parts: a parameter has at most 1 GB."""
+    step = max(1, len(rows) * _STATEMENT_BYTES // max(rows.nbytes, 1))
+    return (slice(start, start + step) for start in range(0, len(rows), step))
+
+
+def _part(rows: pa.Table, some: slice) -> pa.Table:
+    return rows.slice(some.start, some.stop - some.start)
 
 
 def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:
@@ -51,10 +71,9 @@ def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:
     return Statement(query, [text_array(column) for column in keys.columns], len(keys), matches)
 
 
-def _delete_counted(relation: TargetRelation, net: RowNet) -> Statement:
-    """Rows of a multiset are compared as text, which every type has."""
-    assert net.counts is not None
-    columns = [relation.columns[name] for name in net.deletes.column_names]
+def _delete_counted(relation: TargetRelation, deletes: pa.Table, copies: NDArray[np.int64]) -> Statement:
+    """Rows of a multiset are compared as text, which every type has; and by the primary key, which has an index."""
+    columns = [relation.columns[name] for name in deletes.column_names]
     here = SQL("ROW({})::text").format(SQL(", ").join(SQL("t.{}").format(each.sql) for each in columns))
     wanted = SQL("ROW({})::text").format(
         SQL(", ").join(SQL(f"s.c{number}::{each.type}") for number, each in enumerate(columns))
@@ -64,26 +83,47 @@ def _delete_counted(relation: TargetRelation, net: RowNet) -> Statement:
     query = SQL(
         "DELETE FROM {only} AS d USING (SELECT t.tableoid AS tableoid, t.ctid AS ctid, w.copies AS copies,"
         " row_number() OVER (PARTITION BY w.place) AS number FROM {only} AS t JOIN"
-        " (SELECT {wanted} AS row, s.copies::int8 AS copies, s.place FROM"
-        " unnest({arrays}, ${last}::text[]) WITH ORDINALITY AS s({names}, copies, place)) w ON {here} = w.row) AS f"
-        " WHERE f.number <= f.copies AND d.tableoid = f.tableoid AND d.ctid = f.ctid"
-    ).format(only=relation.only, wanted=wanted, arrays=arrays, last=SQL(str(len(columns) + 1)), names=names, here=here)
-    counts = pa.array(net.counts.astype(str).tolist(), pa.string()).cast(pa.binary())
-    parameters = [text_array(column) for column in net.deletes.columns]
-    return Statement(query, [*parameters, text_array(counts)], int(net.counts.sum()))
+        " (SELECT s.*, {wanted} AS row FROM unnest({arrays}, ${last}::text[])"
+        " WITH ORDINALITY AS s({names}, copies, place)) w ON {key}{here} = w.row) AS f"
+        " WHERE f.number <= f.copies::int8 AND d.tableoid = f.tableoid AND d.ctid = f.ctid"
+    ).format(
+        only=relation.only,
+        wanted=wanted,
+        arrays=arrays,
+        last=SQL(str(len(columns) + 1)),
+        names=names,
+        key=_primary_key(relation, deletes.column_names),
+        here=here,
+    )
+    counts = pa.array(copies.astype(str).tolist(), pa.string()).cast(pa.binary())
+    parameters = [text_array(column) for column in deletes.columns]
+    return Statement(query, [*parameters, text_array(counts)], int(copies.sum()))
 
 
-def _update(relation: TargetRelation, net: RowNet) -> Statement:
-    keys = {name: f"k{number}" for number, name in enumerate(net.update_keys.column_names)}
-    parameters = [text_array(column) for column in net.update_keys.columns]
+def _primary_key(relation: TargetRelation, names: Sequence[str]) -> Composable:
+    """A condition by which an index finds the rows, if there is one."""
+    if not relation.primary_key or not set(relation.primary_key) <= set(names):
+        return SQL("")
+    same = SQL("t.{} {} w.{} AND ")
+    return SQL("").join(
+        same.format(column.sql, column.equals, SQL(f"c{names.index(column.name)}::{column.type}"))
+        for column in map(relation.columns.__getitem__, relation.primary_key)
+    )
+
+
+def _update(
+    relation: TargetRelation, updates: pa.Table, update_keys: pa.Table, unchanged: Sequence[Mask | None]
+) -> Statement:
+    keys = {name: f"k{number}" for number, name in enumerate(update_keys.column_names)}
+    parameters = [text_array(column) for column in update_keys.columns]
     places = list(keys.values())
     assignments: list[Composable] = []
     conditions: list[Composable] = []
-    for number, (name, mask) in enumerate(zip(net.updates.column_names, net.unchanged, strict=True)):
+    for number, (name, mask) in enumerate(zip(updates.column_names, unchanged, strict=True)):
         column = relation.columns[name]
-        if name in keys and net.updates[name].equals(net.update_keys[name]):
+        if name in keys and updates[name].equals(update_keys[name]):
             continue  # no key changes
-        parameters.append(text_array(net.updates[name]))
+        parameters.append(text_array(updates[name]))
         places.append(f"c{number}")
         if column.identity == "a":  # SQL cannot update it: rows in which it changes are applied one by one
             conditions.append(SQL("t.{} = s.{}").format(column.sql, SQL(f"c{number}::{column.type}")))
@@ -104,7 +144,7 @@ def _update(relation: TargetRelation, net: RowNet) -> Statement:
         SQL(" AND ").join([_same_key(relation, keys), *conditions]),
     )
     matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, _set(places), _same_key(relation, keys))
-    return Statement(query, parameters, len(net.updates), matches)
+    return Statement(query, parameters, len(updates), matches)
 
 
 def _set(places: Sequence[str]) -> Composed:
