@@ -6,7 +6,8 @@ batches that end on a commit boundary of the source; the fold makes one `Net` of
 What a sink promises:
 
 1. **Atomic per table.** A reader of the table sees all of a batch or nothing of it. There is one commit per table and
-   batch: truncation, deletes, replacements and new rows together.
+   batch: truncation, deletes, replacements and new rows together. In a database, a batch of all tables is one
+   transaction.
 2. **The LSN is in the commit.** The commit that brings a table to an LSN stores that LSN (Delta: an app transaction;
    Iceberg: the snapshot's summary; Postgres: a replication origin). `applied` reads it. It is stored nowhere else, so
    nothing can disagree after a crash.
@@ -25,7 +26,7 @@ What a sink promises:
    together, where every reader finds it (Delta: `_walmere/<subscription>/`). It is replaced atomically: a reader has
    one point or another, never a mixture. The target has only points that the subscription's ledger has; after a crash
    it may be one behind, until the next run begins. A version of a point can be read for `keep_seconds` after it was
-   replaced, whatever upkeep does.
+   replaced, whatever upkeep does. A database has only its newest point.
 8. **Owned.** A table has its owner (see `walmere.owner`) in its metadata, from the commit that creates it. A sink with
    an owner refuses to write to a table of another owner.
 
