@@ -21,12 +21,15 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import walmere
 from delta_rows import read_delta
 from sinks.histories import Change, rows_of, typed
 from walmere.apply.fold import fold
-from walmere.errors import SinkConflict
+from walmere.errors import OwnedByAnother, SinkConflict
+from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
+from walmere.owner import Owner
 from walmere.sinks.base import OVERWRITE, Upkeep
 from walmere.sinks.delta import commit, maintenance, replay
 from walmere.sinks.delta.files import DataFile
@@ -577,6 +580,42 @@ def test_vacuum_deletes_all_files_that_were_replaced_longer_ago_than_they_are_ke
     sink.vacuum(TABLE)
     assert (on_disk(sink, DIRECTORY), on_disk(sink)) == (set(), files(sink))
     assert content(sink) == kept[6]
+
+
+def test_vacuum_keeps_the_newest_point_of_every_subscription_however_old_it_is(sink: DeltaSink, clock: Clock) -> None:
+    """A table that was copied is ahead of the others: no point is made until these have caught up."""
+    sink = replace(sink, keep_seconds=600)
+    begin(sink, rows(*range(2000)))
+    for name in ("shop", "other"):
+        do(sink, *(delete(key) for key in range(len(name), 2000, 6)))
+        sink.open_ledger(name, [Entry(Lsn(1), None, {str(TABLE): sink.version(TABLE)})])
+    expected = {name: content(sink, sink.points(name)[-1].versions[str(TABLE)]) for name in ("shop", "other")}
+    do(sink, *(delete(key) for key in range(0, 2000, 6)))
+    sink.optimize(TABLE, BY_ID, ALL)
+    clock.now += 3600
+    do(sink, *(delete(key) for key in range(1, 2000, 6)))
+    clock.now += 3600
+    sink.vacuum(TABLE)
+    for name in ("shop", "other"):
+        assert sorted(rows_of(walmere.lake(sink.path, name).latest().arrow("t"))) == expected[name]
+        sink.open_ledger(name, [Entry(Lsn(2), None, {str(TABLE): sink.version(TABLE)})])
+    sink.vacuum(TABLE)
+    assert on_disk(sink) == files(sink)
+    assert len(on_disk(sink, DIRECTORY)) == 1
+
+
+def test_upkeep_leaves_a_table_alone_that_another_subscription_has_taken_over(sink: DeltaSink) -> None:
+    sink = sink.owned_by(Owner("shop", "1", 1))
+    begin(sink, *(rows(number) for number in range(10)))
+    done = rewritten(sink)
+    other = sink.owned_by(Owner("other", "1", 1), take_over=True)
+    other.claim(TABLE)
+    version = other.version(TABLE)
+    with pytest.raises(OwnedByAnother):
+        sink.replace_files(TABLE, done)
+    with pytest.raises(OwnedByAnother):
+        sink.vacuum(TABLE)
+    assert sink.version(TABLE) == version
 
 
 def test_one_vector_file_of_several_data_files_stays_as_long_as_one_of_them_needs_it(

@@ -10,11 +10,13 @@ the files that it touches. So files are rewritten from time to time, beside the 
    neither waits for the other, and nothing is done twice.
 
 Replaced files stay for readers of older versions. `vacuum` deletes them `keep_seconds` later, with the vectors, the
-key indexes, and after some days also files that no commit ever had: what a task leaves that dies or loses.
+key indexes, and after some days also files that no commit ever had: what a task leaves that dies or loses. The files of
+a newest point stay in any case: while a table is ahead of the others, there may be no newer point for hours.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -24,10 +26,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from walmere.errors import SinkConflict
+from walmere.errors import SinkConflict, SinkMismatch
 from walmere.names import Identity, TableName
 from walmere.sinks.base import StagedFile, Upkeep
-from walmere.sinks.delta import log_retention, replay, vectors
+from walmere.sinks.delta import log_retention, points, replay, vectors
 from walmere.sinks.delta.commit import ATTEMPTS, Change, switch_off_vectors, try_commit
 from walmere.sinks.delta.files import NO_ROWS, DataFile
 from walmere.sinks.delta.key_index import KeyIndex, remove_unused
@@ -139,6 +141,7 @@ def replace(tables: DeltaTables, table: TableName, done: Sequence[Rewritten]) ->
     """
     for _ in range(ATTEMPTS):
         found = tables.current(table)
+        tables.require_owner(table, found)
         removed: list[str] = []
         added: list[StagedFile] = []
         marked: dict[str, I64] = {}
@@ -216,14 +219,15 @@ def _places(staged: Sequence[StagedFile], deleted: I64) -> Iterator[tuple[Staged
 
 
 def vacuum(tables: DeltaTables, table: TableName) -> None:
-    """Delete the files that no version within `keep_seconds` needs."""
+    """Delete the files that no version within `keep_seconds` needs, and no newest point."""
     found = tables.newest(table)
     if found is None:
         return
+    tables.require_owner(table, found)
     directory = tables.directory(table)
     now = time.time()
     expired = now - tables.keep_seconds - (_MARGIN if tables.keep_seconds else 0)
-    used: set[str] = set()
+    used = _in_newest_points(tables, table, found)
     removed: set[str] = set()
     for file in found.files:
         used |= _names(file)
@@ -248,6 +252,16 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
         if name.startswith(".") and name.endswith(".tmp") and written < now - _UNKNOWN_SECONDS:
             directory.remove(f"{replay.LOG}/{name}")
     remove_unused(tables.index_of(table), found.files, data, now - _UNKNOWN_SECONDS / 7)
+
+
+def _in_newest_points(tables: DeltaTables, table: TableName, found: TableVersion) -> set[str]:
+    """The files of older versions that are in a newest point."""
+    used: set[str] = set()
+    for version in points.newest_versions(tables, table) - {found.version}:
+        with contextlib.suppress(SinkMismatch):  # the log does not have it any more: it cannot be read in any case
+            for file in replay.at(tables.directory(table), version).files:
+                used |= _names(file)
+    return used
 
 
 def _names(file: DataFile) -> set[str]:

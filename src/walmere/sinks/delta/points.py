@@ -9,6 +9,7 @@ from walmere.errors import ChangeLogError, SinkError
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import History
 from walmere.ledger.lake import PLACE, LakeLedger, read_latest, read_owner
+from walmere.names import TableName
 from walmere.owner import owned_by_another
 from walmere.sinks.delta.tables import DeltaTables, quote, table_path, unquote
 from walmere.storage import Directory
@@ -64,6 +65,17 @@ def tables_of_others(tables: DeltaTables, subscription: str) -> dict[str, str]:
         with contextlib.suppress(ChangeLogError):  # points that cannot be read claim no table
             newest = read_latest(directory(tables, name)) if name != subscription else None
             found |= dict.fromkeys(newest.versions if newest is not None else (), name)
+    return found
+
+
+def newest_versions(tables: DeltaTables, table: TableName) -> set[int]:
+    """The versions that a table has in the newest points of all subscriptions."""
+    found: set[int] = set()
+    for name in subscriptions(tables):
+        with contextlib.suppress(ChangeLogError):
+            newest = read_latest(directory(tables, name))
+            if newest is not None and str(table) in newest.versions:
+                found.add(newest.versions[str(table)])
     return found
 
 
