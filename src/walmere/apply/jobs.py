@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from walmere.apply.parts import Part
-from walmere.changelog.plan import Blocks
+from walmere.changelog.plan import Blocks, TwoPhase
 from walmere.definition import MESSAGES_OID, Shape
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity
@@ -27,6 +27,7 @@ class ApplyJob:
     part: Part | None  # of the changes, by key; None: all changes of `blocks`
     version: int | None  # see TableState
     version_lsn: Lsn
+    two_phase: bool = False  # its blocks belong to `Batch.two_phase`
 
     @property
     def of_messages(self) -> bool:
@@ -44,3 +45,4 @@ class Batch:
     log_start: Lsn = INVALID_LSN  # where the log begins
     not_in_log: tuple[int, ...] = ()  # tables that need changes which the log no longer has
     skip: Lsn | None = None  # leave out the transaction with this commit LSN
+    two_phase: TwoPhase | None = None  # what the batch ends with

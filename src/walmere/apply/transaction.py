@@ -7,7 +7,8 @@ or they are applied row by row, in the order of the source. See `walmere.sinks.p
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -20,10 +21,12 @@ from walmere.apply.fold_rows import fold_rows
 from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.standing import compare
 from walmere.apply.worker import Applied, Stopped
-from walmere.errors import NotMirrored, SinkMismatch, TypeMismatch
+from walmere.changelog.plan import TwoPhase
+from walmere.errors import ChangeLogDamaged, NotMirrored, SinkMismatch, TypeMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import Standing
+from walmere.sinks.postgres import prepared
 from walmere.sinks.postgres.relation import TargetRelation, missing_table
 from walmere.sinks.postgres.rows import RowChanges, TruncateRows
 from walmere.sinks.postgres.sink import PostgresSink
@@ -43,14 +46,83 @@ class TableChanges:
 
 
 def apply_batch(jobs: Sequence[ApplyJob], batch: Batch, sink: PostgresSink) -> list[Applied]:
-    """Apply the jobs of a batch in one transaction. May run several times, also at once."""
-    if not jobs:
+    """Apply the jobs of a batch in one transaction. May run several times, also at once.
+
+    A batch may end with a prepared transaction, or with what became of one: see `walmere.sinks.postgres.prepared`.
+    """
+    ends_with = batch.two_phase
+    results: dict[int, Applied] = {}
+    usual = [job for job in jobs if not job.two_phase]
+    if ends_with is not None:  # what comes before it must not have its LSN
+        usual = [replace(job, end_lsn=ends_with.lsn) for job in usual]
+    _merge(results, _apply_jobs(usual, batch, sink) if usual else [])
+    if ends_with is not None:
+        own = [job for job in jobs if job.two_phase]
+        _merge(results, _two_phase(own, batch, ends_with, sink))
+    return list(results.values())
+
+
+def _merge(results: dict[int, Applied], more: Sequence[Applied]) -> None:
+    """Join the results of both parts of a batch, by table."""
+    for each in more:
+        before = results.get(each.oid)
+        if before is None or before.stopped is not None:
+            results[each.oid] = before or each
+        else:
+            results[each.oid] = replace(
+                each, changes=before.changes + each.changes, seconds=before.seconds + each.seconds
+            )
+
+
+def _two_phase(jobs: Sequence[ApplyJob], batch: Batch, ends_with: TwoPhase, sink: PostgresSink) -> list[Applied]:
+    gid = prepared.gid_of(sink.state, ends_with.gid)
+    if ends_with.kind == "rollback":
+        sink.finish_prepared(gid, commit=False, end_lsn=batch.end_lsn)
         return []
+    if ends_with.kind == "prepare":
+        _prepare(jobs, batch, gid, sink)
+        return []
+    done = sink.finish_prepared(gid, commit=True, end_lsn=batch.end_lsn)
+    # tables that were not prepared here get their changes now; the others get the LSN
+    return _apply_jobs(jobs, batch, sink, gid, set(done or ()))
+
+
+def _prepare(jobs: Sequence[ApplyJob], batch: Batch, gid: str, sink: PostgresSink) -> None:
+    """Apply a transaction that the source has prepared, and prepare it."""
+    with sink.transaction([job.shape.table for job in jobs], lock=False) as transaction:
+        if prepared.is_prepared(transaction.connection, gid):
+            return  # by an earlier attempt
+        work: list[TableChanges] = []
+        for job in jobs:
+            # a table that cannot take them, or whose segments are deleted after a rollback, waits for COMMIT PREPARED
+            with suppress(NotMirrored, SinkMismatch, TypeMismatch, ChangeLogDamaged):
+                result, its = _read(job, transaction, batch.skip)
+                work += its if result.stopped is None else []
+        apply_changes(transaction, work)
+        is_skipped = batch.skip == batch.end_lsn
+        tables = [job.shape.table for job in jobs] if is_skipped else [each.table for each in work]
+        sink.prepare_transaction(transaction, gid, tables, batch.end_lsn)
+
+
+def _apply_jobs(
+    jobs: Sequence[ApplyJob],
+    batch: Batch,
+    sink: PostgresSink,
+    gid: str | None = None,
+    applied: Set[TableName] = frozenset(),
+) -> list[Applied]:
+    """Apply jobs in one transaction. `gid`: of a prepared transaction that has done this for the tables `applied`."""
     began = time.monotonic()
     with sink.transaction([job.shape.table for job in jobs]) as transaction:
         results: dict[int, Applied] = {}
         work: list[TableChanges] = []
         for job in jobs:
+            table = job.shape.table
+            stored = transaction.stored.get(table)
+            if table in applied and stored is not None:
+                results[job.oid] = Applied(job.oid)
+                transaction.reached[table] = job.end_lsn
+                continue
             try:
                 results[job.oid], its = _read(job, transaction, batch.skip)
                 work += its
@@ -59,10 +131,9 @@ def apply_batch(jobs: Sequence[ApplyJob], batch: Batch, sink: PostgresSink) -> l
         apply_changes(transaction, work)
         for each in work:
             transaction.reached[each.table] = each.end
-        commit_time = None if batch.commit_time is None else datetime.fromtimestamp(batch.commit_time / 1e6, UTC)
-        versions = sink.commit_transaction(
-            transaction, batch.end_lsn, None if commit_time is None else commit_time.isoformat()
-        )
+        if gid is not None:
+            prepared.forget(transaction.connection, transaction.state, gid)
+        versions = sink.commit_transaction(transaction, batch.end_lsn, _time(batch))
     names = {job.oid: job.shape.table for job in jobs}
     seconds = time.monotonic() - began
     return [
@@ -74,6 +145,10 @@ def apply_batch(jobs: Sequence[ApplyJob], batch: Batch, sink: PostgresSink) -> l
         )
         for oid, each in results.items()
     ]
+
+
+def _time(batch: Batch) -> str | None:
+    return None if batch.commit_time is None else datetime.fromtimestamp(batch.commit_time / 1e6, UTC).isoformat()
 
 
 def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tuple[Applied, list[TableChanges]]:

@@ -10,6 +10,9 @@ behind the source, the work per change matters more. A batch that replaces rows 
 many changes often rewrite the same files. So the batch waits until the log has enough bytes, has stopped growing, or
 some seconds have passed.
 
+A target that prepares transactions itself needs a batch to end with each PREPARE TRANSACTION, COMMIT PREPARED and
+ROLLBACK PREPARED (`two_phase`): what comes with it is planned apart from the batch's other changes.
+
 A large batch of one table that has only inserts is divided, so that several tasks decode and write it. With updates or
 deletes, the fold needs all changes of a key in order: then `walmere.apply.parts` divides by key.
 """
@@ -20,14 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, overload
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
+from walmere.changelog.manifest import Manifest, Prepared, Record, RolledBack, Transaction, Transactions
 from walmere.changelog.segment import Block, Segment, read_block
 from walmere.errors import ChangesRemoved
 from walmere.lsn import INVALID_LSN, Lsn
@@ -72,6 +75,15 @@ class Blocks(NamedTuple):
     parts: int = 0  # number of relations that the table is gathered from; 0: it is one itself
 
 
+@dataclass(frozen=True, slots=True)
+class TwoPhase:
+    """What a batch ends with: a transaction that was prepared, or what became of one."""
+
+    kind: Literal["prepare", "commit", "rollback"]
+    gid: str  # of the source
+    lsn: Lsn  # everything else of the batch committed before it, and this did not
+
+
 @dataclass(slots=True)
 class Plan:
     """A batch."""
@@ -80,13 +92,23 @@ class Plan:
     commit_time: int | None = None  # of the newest transaction in it
     blocks: dict[int, list[BlockRef]] = field(default_factory=dict)  # by relation
     definitions: dict[tuple[int, int], RelationVersion] = field(default_factory=dict)
+    two_phase: TwoPhase | None = None
+    two_phase_blocks: dict[int, list[BlockRef]] = field(default_factory=dict)  # by relation
 
 
 class Planner:
     """Follows the manifest, and plans batches. It remembers the records that are not yet applied."""
 
-    def __init__(self, directory: Path, *, wait_for_more: bool = True, clock: Callable[[], float] = time.time) -> None:
-        """`wait_for_more`: while behind the source, make larger batches."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        wait_for_more: bool = True,
+        two_phase: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`wait_for_more`: while behind the source, make larger batches. `two_phase`: see `TwoPhase`."""
+        self._two_phase = two_phase
         self._directory = directory
         self._wait_for_more = wait_for_more
         self._now = clock
@@ -128,6 +150,9 @@ class Planner:
             if cut_at is not None and record.end_lsn >= cut_at:
                 return cut_at
             end = max(end, record.end_lsn)
+            if self._two_phase and _two_phase(record) is not None:
+                self._waited_since = self._now()
+                return end
             if isinstance(record, Transactions | Transaction):
                 newest = record.commit_time
                 size += sum(segment.length for segment in record.segments)
@@ -160,6 +185,11 @@ class Planner:
                 raise self._removed(oldest)
         made = Plan(end, definitions=self._definitions)
         for record in self._records:
+            if self._two_phase and record.end_lsn == end:
+                made.two_phase = _two_phase(record)
+            if made.two_phase is not None:
+                self._plan_two_phase(made, record, position_of, owner)
+                break
             if isinstance(record, Transactions | Transaction):
                 until = end if record.end_lsn > end else None  # a cut is inside this record
                 last = record.commit_time if until is None else self._commit_time(record, until)
@@ -170,6 +200,16 @@ class Planner:
                 break
         self._forget(min(oldest, end))
         return made
+
+    def _plan_two_phase(self, made: Plan, record: Record, position_of: PositionOf, owner: Callable[[int], int]) -> None:
+        if isinstance(record, Prepared):  # as if it committed there
+            rest = (record.last_sequence, record.segments, record.aborted, record.origin)
+            record = Transaction(record.xid, record.end_lsn, record.end_lsn, 0, *rest)
+        elif isinstance(record, Transaction):
+            made.commit_time = record.commit_time
+        if isinstance(record, Transaction):
+            for ref, relation in references(record, position_of, None):
+                made.two_phase_blocks.setdefault(owner(relation), []).append(ref)
 
     def _commit_time(self, record: Transactions | Transaction, before: Lsn) -> int | None:
         """The commit time of a record's last transaction before an LSN. Each one has a Begin in relation 0."""
@@ -236,6 +276,17 @@ class Planner:
             return True
         self._waited_since = now
         return False
+
+
+def _two_phase(record: Record) -> TwoPhase | None:
+    match record:
+        case Prepared():
+            return TwoPhase("prepare", record.gid, Lsn(record.end_lsn - 1))
+        case RolledBack():
+            return TwoPhase("rollback", record.gid, record.end_lsn)
+        case Transaction(gid=str(gid)):
+            return TwoPhase("commit", gid, record.commit_lsn)
+    return None
 
 
 @overload

@@ -198,6 +198,10 @@ class Sink(Protocol):
         """Whether a batch of all tables is one transaction, and values are PostgreSQL's text: a database."""
 
     @property
+    def two_phase(self) -> bool:
+        """Whether the target prepares transactions that the source has prepared."""
+
+    @property
     def batch_interval(self) -> float:
         """Seconds between the beginnings of two batches, at least, in a run without an end: each has a fixed cost."""
 

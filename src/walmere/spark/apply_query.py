@@ -228,6 +228,7 @@ class Apply:
             .option("parallelism", self._spark.sparkContext.defaultParallelism)
             .option("spread", self._sink.spreads)
             .option("transactional", self._sink.transactional)
+            .option("two_phase", self._sink.two_phase)
             .load()
         )
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)

@@ -39,10 +39,10 @@ class _References(DataSourceStreamReader):
         if self._opened is None:
             from walmere.subscription.batches import Batches
 
-            spread, transactional = (self._options[name] == "true" for name in ("spread", "transactional"))
+            settings = {name: self._options[name] == "true" for name in ("spread", "transactional", "two_phase")}
             parallelism = int(self._options["parallelism"])
             directory = Path(self._options["directory"])
-            self._opened = Batches(directory, parallelism, spread=spread, transactional=transactional)
+            self._opened = Batches(directory, parallelism, **settings)
         return self._opened
 
     def initialOffset(self) -> dict[str, str]:

@@ -40,17 +40,25 @@ def _weight(work: ApplyJob | Batch) -> int:
 class Batches:
     """Plans the batches of one query."""
 
-    def __init__(self, directory: Path, parallelism: int, *, spread: bool = False, transactional: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        parallelism: int,
+        *,
+        spread: bool = False,
+        transactional: bool = False,
+        two_phase: bool = False,
+    ) -> None:
         """`spread`: the sink can apply the parts of a batch of one table in several tasks.
 
-        `transactional`: one task applies a batch of all tables.
+        `transactional`: one task applies a batch of all tables. `two_phase`: the target prepares transactions.
         """
         self._transactional = transactional
         self._spread = spread
         self._directory = directory
         self._parallelism = parallelism
         self._end: Lsn | None = None
-        self._planner = Planner(self._log)
+        self._planner = Planner(self._log, two_phase=two_phase)
         self._turn = 0
         self._last_change: object = None
 
@@ -104,9 +112,12 @@ class Batches:
         plan = self._planner.plan(positions, end_lsn, owners)
         taking_part = tuple(each.oid for each in behind)
         skip = skipping.requested(self._directory) if self._transactional else None
-        batch = Batch(end_lsn, plan.commit_time, taking_part, log_start, tuple(not_in_log), skip)
+        batch = Batch(end_lsn, plan.commit_time, taking_part, log_start, tuple(not_in_log), skip, plan.two_phase)
         work: list[ApplyJob | Batch] = [batch]
-        for oid, refs in plan.blocks.items():
+        for oid, refs, in_two_phase in [
+            *((*each, False) for each in plan.blocks.items()),
+            *((*each, True) for each in plan.two_phase_blocks.items()),
+        ]:
             used = {(ref.block.relation, ref.version) for ref in refs}
             versions = {number: plan.definitions[number] for number in used if number in plan.definitions}
             known = tables[oid]
@@ -138,6 +149,7 @@ class Batches:
                     part,
                     known.version,
                     known.version_lsn,
+                    in_two_phase,
                 )
                 work.append(job)
         return work

@@ -30,6 +30,7 @@ def check_target(config: Config, sink: PostgresSink) -> Iterator[Finding]:
             )
             yield _progress(connection, sink)
             yield from _schema(connection, sink)
+            yield from _two_phase(connection, sink)
             try:
                 published = _published(config)
             except WalmereError:
@@ -70,6 +71,18 @@ def _schema(connection: Connection, sink: PostgresSink) -> Iterator[Finding]:
     else:
         fix = f"CREATE SCHEMA {sink.schema} AUTHORIZATION {role};"
         yield Finding("target_schema", Level.PROBLEM, f"the role may not create schema {sink.schema}", fix)
+
+
+def _two_phase(connection: Connection, sink: PostgresSink) -> Iterator[Finding]:
+    if not sink.two_phase:
+        return
+    [row] = connection.execute("SELECT current_setting('max_prepared_transactions')").fetchall()
+    if row[0] == "0":
+        text = "source.two_phase is on, and the target does not allow prepared transactions"
+        fix = "ALTER SYSTEM SET max_prepared_transactions = 10;  -- at the target, then restart it"
+        yield Finding("target_two_phase", Level.PROBLEM, text, fix)
+    else:
+        yield Finding("target_two_phase", Level.OK, f"the target allows {row[0]} prepared transactions")
 
 
 def _published(config: Config) -> Mapping[TableName, Sequence[str]]:

@@ -19,7 +19,12 @@ def sink_of(config: Config, file: Path) -> Sink:
     target = config.target
     if isinstance(target, PostgresTarget):
         return PostgresSink(
-            target, config.subscription.name, target.state_schema, target.on_conflict, target.create_tables
+            target,
+            config.subscription.name,
+            target.state_schema,
+            target.on_conflict,
+            target.create_tables,
+            two_phase=config.source.two_phase,
         )
     return DeltaSink(
         str(target.path),

@@ -2,7 +2,11 @@
 
 Batches only add small files and mark rows as deleted. What they leave is rewritten here, in rounds, by tasks of their
 own: at most half of the cores, at low priority, and not more bytes per hour than `[maintenance]` allows. A round looks
-only at tables that batches have changed. Commits are made between two batches (see `Apply.replace_files`).
+only at tables that batches have changed, and at their rejects. Commits are made between two batches (see
+`Apply.replace_files`); no point has rejects, so they are committed at any time.
+
+A table that is written to is vacuumed every ten minutes, and once more when its last replaced files are old enough. The
+times are in a file, because runs may be shorter than that (`--once`).
 
 If upkeep fails, the run continues, and the next round tries again.
 """
@@ -11,11 +15,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,8 +28,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from walmere import paths
+from walmere.apply.rejects import Rejects
 from walmere.config import Maintenance
 from walmere.errors import WalmereError
+from walmere.names import TableName
 from walmere.sinks.base import Sink, Upkeep, UpkeepWork
 from walmere.storage import write_durably
 from walmere.subscription import cuts
@@ -76,6 +83,15 @@ class BytesPerHour:
         return sum(size for _, size in self._written)
 
 
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What one task rewrites."""
+
+    known: TableState
+    table: TableName  # its own, or that of its rejects
+    work: UpkeepWork
+
+
 class UpkeepScheduler:
     """Starts rounds of upkeep in another thread."""
 
@@ -97,7 +113,8 @@ class UpkeepScheduler:
         self._written: dict[str, BytesPerHour] = {}
         self._written_before: dict[str, int] = {}  # by name: see `Extent.written`
         self._recorded: dict[str, int | None] = {}  # by name: the version in the table's state
-        self._vacuumed: dict[str, float] = {}
+        self._vacuum_at: dict[str, float] = _read(directory, "vacuum_at")  # by name, in seconds since the epoch
+        self._vacuumed: set[str] = set()  # names of tables that have not changed since they were vacuumed
         self._waits: dict[str, str] = {}
         self._next_round = 0.0
         self._round: Future[None] | None = None
@@ -135,18 +152,20 @@ class UpkeepScheduler:
 
     def _do_round(self, sink: Sink) -> None:
         changed = [each for each in self._tables if each.follows and self._has_changed(each, sink)]
-        work: list[tuple[TableState, UpkeepWork]] = []
+        work: list[_Item] = []
         limits = Upkeep(self._settings.deleted_share)
         for each in changed:
             identity = None if each.definition is None else each.definition.key_identity
-            work += [(each, item) for item in sink.plan_upkeep(each.table, identity, limits)]
-        work.sort(key=lambda pair: pair[1].bytes)  # small ones first: they free most files per byte
+            for table in _with_rejects(each):
+                planned = sink.plan_upkeep(table, identity if table == each.table else None, limits)
+                work += [_Item(each, table, some) for some in planned]
+        work.sort(key=lambda item: item.work.bytes)  # small ones first: they free most files per byte
         self._waits = {}
         together = max(1, self._tasks.parallelism // 2)
         for start in range(0, len(work), together):
             self._rewrite(sink, work[start : start + together])
-        self._vacuum(sink, changed)
-        if changed or work:
+        vacuumed = self._vacuum(sink, {each.name for each in changed})
+        if changed or work or vacuumed:
             self._write_status()
 
     def _has_changed(self, known: TableState, sink: Sink) -> bool:
@@ -166,37 +185,51 @@ class UpkeepScheduler:
         self._written.setdefault(known.name, BytesPerHour()).add(max(0, extent.written - before))
         return True
 
-    def _rewrite(self, sink: Sink, work: Sequence[tuple[TableState, UpkeepWork]]) -> None:
-        allowed = []
-        for known, item in work:
-            if self._rewritten.total() + item.bytes > self._settings.bytes_per_hour:
-                self._waits[known.name] = "[maintenance] bytes_per_hour"
+    def _rewrite(self, sink: Sink, items: Sequence[_Item]) -> None:
+        allowed: list[_Item] = []
+        for item in items:
+            if self._rewritten.total() + item.work.bytes > self._settings.bytes_per_hour:
+                self._waits[item.known.name] = "[maintenance] bytes_per_hour"
             else:
-                self._rewritten.add(item.bytes)
-                allowed.append((known, item))
-        done = self._tasks.map(LowPriority(sink), [item for _, item in allowed]) if allowed else []
-        by_table: dict[str, tuple[TableState, list[Any]]] = {}
-        for (known, _), result in zip(allowed, done, strict=True):
-            by_table.setdefault(known.name, (known, []))[1].append(result)
-        for known, results in by_table.values():
+                self._rewritten.add(item.work.bytes)
+                allowed.append(item)
+        done = self._tasks.map(LowPriority(sink), [item.work for item in allowed]) if allowed else []
+        by_table: dict[TableName, tuple[TableState, list[Any]]] = {}
+        for item, result in zip(allowed, done, strict=True):
+            by_table.setdefault(item.table, (item.known, []))[1].append(result)
+        for table, (known, results) in by_table.items():
             with self._committing:
-                if not self._stopped:
+                if self._stopped:
+                    return
+                if table == known.table:
                     self._replace_files(known, results)
+                else:
+                    sink.replace_files(table, results)
 
-    def _vacuum(self, sink: Sink, changed: Iterable[TableState]) -> None:
+    def _vacuum(self, sink: Sink, changed: set[str]) -> bool:
+        """Vacuum the tables for which it is time. Returns whether there were any."""
+        now = time.time()
+        self._vacuumed -= changed
+        for name in changed:
+            self._vacuum_at[name] = min(self._vacuum_at.get(name, math.inf), now + VACUUM_INTERVAL)
         if cuts.active(self._directory).at:
-            return  # versions stay readable while a table is being compared
-        now = time.monotonic()
-        for each in changed:
-            self._vacuumed.setdefault(each.name, now)
-        due = [each for each in changed if now - self._vacuumed[each.name] > VACUUM_INTERVAL]
-        if due:
-            self._tasks.map(sink.vacuum, [each.table for each in due])
-        self._vacuumed |= {each.name: now for each in due}
+            return False  # versions stay readable while a table is being compared
+        due = {name for name, at in self._vacuum_at.items() if at <= now}
+        if not due:
+            return False
+        tables = [table for each in self._tables if each.follows and each.name in due for table in _with_rejects(each)]
+        self._tasks.map(sink.vacuum, tables)
+        for name in due & self._vacuumed:
+            del self._vacuum_at[name]
+        # once more, when the files that were replaced until now are old enough: the table may rest from now on
+        self._vacuum_at |= dict.fromkeys(due - self._vacuumed, now + sink.keep_seconds + VACUUM_INTERVAL)
+        self._vacuumed |= due
+        return True
 
     def _write_status(self) -> None:
         content = {
             "rewritten_bytes_per_hour": self._rewritten.total(),
+            "vacuum_at": self._vacuum_at,
             "tables": {
                 name: {"written_bytes_per_hour": written.total(), "upkeep_waits_for": self._waits.get(name)}
                 for name, written in self._written.items()
@@ -207,10 +240,19 @@ class UpkeepScheduler:
 
 def read_status(directory: Path) -> dict[str, Any]:
     """What the last round wrote, by table; empty if there is nothing."""
+    return _read(directory, "tables")
+
+
+def _read(directory: Path, what: str) -> dict[str, Any]:
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found: dict[str, Any] = json.loads((directory / paths.MAINTENANCE).read_bytes())["tables"]
-        return found
+        found: dict[str, Any] = json.loads((directory / paths.MAINTENANCE).read_bytes())[what]
+        return dict(found)
     return {}
+
+
+def _with_rejects(known: TableState) -> list[TableName]:
+    """A table, and that of its rejects if it has some."""
+    return [known.table, Rejects.table(known.table)] if known.rejects else [known.table]
 
 
 @dataclass(frozen=True, slots=True)

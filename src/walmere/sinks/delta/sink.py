@@ -76,6 +76,11 @@ class DeltaSink(DeltaTables):
         return False
 
     @property
+    def two_phase(self) -> bool:
+        """A prepared transaction is applied when it is committed."""
+        return False
+
+    @property
     def batch_interval(self) -> float:
         """Seconds between the beginnings of two batches: each writes at least a file and a commit per table."""
         return 0.5

@@ -31,7 +31,7 @@ from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner, owned_by_another
 from walmere.sinks.base import Extent, Standing, TableScan, Upkeep, UpkeepWork
-from walmere.sinks.postgres import copying, origin, transaction
+from walmere.sinks.postgres import copying, origin, prepared, transaction
 from walmere.sinks.postgres import scan as scanning
 from walmere.sinks.postgres.connect import Connection, connect, translate_errors
 from walmere.sinks.postgres.copying import Copy, Creation
@@ -58,6 +58,7 @@ class PostgresSink:
     owner: Owner | None = None
     take_over: bool = False
     snapshot: str | None = None  # read in this snapshot
+    two_phase: bool = False  # prepare transactions that the source has prepared
 
     @property
     def keep_seconds(self) -> float:
@@ -155,10 +156,26 @@ class PostgresSink:
         )
 
     @contextmanager
-    def transaction(self, tables: Sequence[TableName]) -> Iterator[TargetTransaction]:
-        """A transaction that applies a batch to these tables. `commit_transaction` ends it."""
-        with transaction.begin(self.address, self.state, self.on_conflict, tables) as begun:
+    def transaction(self, tables: Sequence[TableName], *, lock: bool = True) -> Iterator[TargetTransaction]:
+        """A transaction that applies a batch to these tables. `commit_transaction` ends it.
+
+        `lock`: what is stored for the tables. Not if `prepare_transaction` ends it.
+        """
+        with transaction.begin(self.address, self.state, self.on_conflict, tables, lock=lock) as begun:
             yield begun
+
+    def prepare_transaction(self, begun: TargetTransaction, gid: str, tables: list[TableName], end_lsn: Lsn) -> None:
+        """End a transaction by PREPARE TRANSACTION."""
+        transaction.stamp(begun, end_lsn)
+        prepared.prepare(begun.connection, self.state, gid, tables)
+
+    def finish_prepared(self, gid: str, *, commit: bool, end_lsn: Lsn) -> list[TableName] | None:
+        """Commit or roll back a prepared transaction. Returns the tables of a committed one."""
+        with transaction.session(self.address, self.state) as (connection, use_origin):
+            if use_origin:
+                origin.stamp(connection, end_lsn, "epoch")
+            prepared.finish(connection, gid, commit=commit)
+            return prepared.committed_tables(connection, self.state, gid)
 
     def commit_transaction(
         self, begun: TargetTransaction, end_lsn: Lsn, commit_time: str | None
@@ -266,6 +283,8 @@ class PostgresSink:
         """Remove what Walmere stores in the target: staged copies, state, origins. Tables and rows stay."""
         done: list[str] = []
         with self.connection("removing the subscription from the target") as connection:
+            rolled_back = prepared.roll_back_all(connection, self.state)
+            done += [f"rolled back prepared transaction {gid}" for gid in rolled_back]
             if self.state.exists(connection):
                 done += self.state.forget(connection)
             if origin.may_use(connection):

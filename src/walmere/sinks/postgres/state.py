@@ -4,6 +4,7 @@
     <schema>.tables          for each mirrored table: its LSN, how often it was committed to, and a copy that is running
     <schema>.copied_ranges   of a running copy, the ranges that are committed
     <schema>.conflicts       changes that met a conflict
+    <schema>.prepared        of each prepared transaction the tables that it changes; visible when it is committed
 
 The LSN of a table is in the transaction that brings it there. So after a crash nothing is lost or applied twice. The
 transaction also advances a replication origin, if the role may use one: it marks the changes, so that a publication of
@@ -36,6 +37,7 @@ _CREATE: Final = (
     ' DEFAULT now(), subscription text, relation text, conflict text, key text, "constraint" text, lsn pg_lsn,'
     " message text)",
     "CREATE INDEX ON {schema}.conflicts (subscription, relation)",
+    "CREATE TABLE {schema}.prepared (subscription text, gid text, tables text[], PRIMARY KEY (subscription, gid))",
 )
 
 
@@ -149,7 +151,7 @@ class State:
             [row] = connection.execute(self.sql("SELECT count(*) FROM {schema}.tables")).fetchall()
             if row[0]:
                 return [f"deleted the state of {self.subscription} in schema {self.schema} of the target"]
-            for name in ("format", "tables", "copied_ranges", "conflicts"):
+            for name in ("format", "tables", "copied_ranges", "conflicts", "prepared"):
                 connection.execute(SQL("DROP TABLE {}.{}").format(Identifier(self.schema), Identifier(name)))
             connection.execute(SQL("DROP SCHEMA {} RESTRICT").format(Identifier(self.schema)))
         return [f"dropped schema {self.schema} of the target"]

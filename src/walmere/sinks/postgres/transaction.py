@@ -102,10 +102,12 @@ class TargetTransaction:
 
 
 @contextlib.contextmanager
-def begin(address: Address, state: State, on_conflict: str, tables: Sequence[TableName]) -> Iterator[TargetTransaction]:
+def begin(
+    address: Address, state: State, on_conflict: str, tables: Sequence[TableName], *, lock: bool = True
+) -> Iterator[TargetTransaction]:
     """A transaction that has locked what is stored for these tables. It must be ended by `commit`."""
     try:
-        with _begin(address, state, on_conflict, tables) as transaction:
+        with _begin(address, state, on_conflict, tables, "FOR UPDATE OF t" if lock else "") as transaction:
             yield transaction
     except Conflict as error:  # its line was rolled back with the changes
         with (
@@ -118,23 +120,36 @@ def begin(address: Address, state: State, on_conflict: str, tables: Sequence[Tab
 
 
 @contextlib.contextmanager
-def _begin(
-    address: Address, state: State, on_conflict: str, tables: Sequence[TableName]
-) -> Iterator[TargetTransaction]:
+def session(address: Address, state: State) -> Iterator[tuple[Connection, bool]]:
+    """A session that uses the subscription's origin, if the role may; and whether it does."""
     doing = "applying changes to the target"
     with translate_errors(address, doing), reused(address, f"walmere {state.subscription} apply") as connection:
         use_origin = origin.may_use(connection)
         if use_origin:
             origin.set_up(connection, state.subscription)
+        yield connection, use_origin
+        if use_origin:
+            origin.reset(connection)
+
+
+@contextlib.contextmanager
+def _begin(
+    address: Address, state: State, on_conflict: str, tables: Sequence[TableName], lock: str
+) -> Iterator[TargetTransaction]:
+    with session(address, state) as (connection, use_origin):
         connection.execute("BEGIN")
-        stored = state.read(connection, tables, "FOR UPDATE OF t")
+        stored = state.read(connection, tables, lock)
         our_origins = origin.ours(connection, state.subscription) if use_origin else None
         relations = read_relations(connection, tables)
         yield TargetTransaction(connection, state, on_conflict, relations, stored, use_origin, our_origins)
         if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             connection.execute("ROLLBACK")
-        if use_origin:
-            origin.reset(connection)
+
+
+def stamp(transaction: TargetTransaction, lsn: Lsn, commit_time: str | None = None) -> None:
+    """Let the end of the transaction advance the origin."""
+    if transaction.use_origin:
+        origin.stamp(transaction.connection, lsn, commit_time or "epoch")
 
 
 def commit(transaction: TargetTransaction, end_lsn: Lsn, commit_time: str | None) -> dict[TableName, int]:
@@ -144,7 +159,6 @@ def commit(transaction: TargetTransaction, end_lsn: Lsn, commit_time: str | None
     versions = transaction.state.advance(transaction.connection, transaction.reached.items())
     if set(versions) != set(transaction.reached):
         raise WalmereError("committing to the target", "the rows of its tables are not stored there any more")
-    if transaction.use_origin:
-        origin.stamp(transaction.connection, end_lsn, commit_time or "epoch")
+    stamp(transaction, end_lsn, commit_time)
     transaction.connection.execute("COMMIT")
     return versions
