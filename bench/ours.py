@@ -51,10 +51,17 @@ class OurSubscription:
         return launcher(configuration.load(file), file, on_batch=on_batch)
 
     def run(self, slot: str, end: str) -> Run:
-        """Do what `walmere run --until` does, without starting Spark."""
+        """Do what `walmere run --until` does, without starting Spark. The time is that of the last commit of changes.
+
+        A run that ends by itself then does a round of upkeep, and stops its processes. That is only printed.
+        """
+        committed: list[float] = []
         began = time.perf_counter()
-        self.launcher(slot).run(Lsn.parse(end))
-        return Run(time.perf_counter() - began, 0, 0)
+        self.launcher(slot, lambda *_: committed.append(time.perf_counter())).run(Lsn.parse(end))
+        ended = time.perf_counter()
+        if committed:
+            print(f"    upkeep and the end of the run took {ended - committed[-1]:.2f} s more")
+        return Run((committed or [ended])[-1] - began, 0, 0)
 
     @contextmanager
     def following(self) -> Iterator[list[list[Applied]]]:
