@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from walmere.apply.rejects import Rejects
 from walmere.config import Maintenance
 from walmere.definition import Definition, Layout, PublishedColumn
 from walmere.errors import SinkError
@@ -17,7 +20,7 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import OVERWRITE
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.subscription import pace
+from walmere.subscription import pace, upkeep
 from walmere.subscription.pace import Pace
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
@@ -53,10 +56,15 @@ class Run:
         self.sink = DeltaSink(str(directory / "lake"), index=str(directory / "index"))
         self.tables = Tables(directory / "subscription")
         self.tasks = Tasks()
-        self.upkeep = UpkeepScheduler(directory / "subscription", self.tables, self.tasks, settings, self.replace)
+        self.settings = settings
+        self.new_process()
         self.sink.create(TABLE, SCHEMA)
         self.sink.commit(TABLE, [], Lsn(1), OVERWRITE)
         self.batches(10)
+
+    def new_process(self) -> None:
+        subscription = self.directory / "subscription"
+        self.upkeep = UpkeepScheduler(subscription, self.tables, self.tasks, self.settings, self.replace)
 
     def batches(self, count: int) -> None:
         first = self.sink.count(TABLE)
@@ -122,6 +130,48 @@ def test_a_failure_is_a_warning_and_the_next_round_does_the_work(
     assert "No space left on device" in caplog.text
     run.upkeep.round(run.sink)
     assert run.files == 1
+
+
+def test_short_runs_one_after_the_other_delete_replaced_files_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, Maintenance())
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    def on_disk() -> int:
+        return len(list(Path(run.sink.location(TABLE)).glob("*.parquet")))
+
+    run.upkeep.round(run.sink)
+    assert (run.files, on_disk()) == (1, 11)
+    for seconds in (300, 400, run.sink.keep_seconds):  # a process each; the table has no more changes
+        now += seconds
+        assert on_disk() == 11
+        run.new_process()
+        run.upkeep.round(run.sink)
+    now += 700
+    run.upkeep.round(run.sink)
+    assert on_disk() == 1
+    vacuums = run.tasks.ran.count(TABLE)
+    now += run.sink.keep_seconds + upkeep.VACUUM_INTERVAL
+    for _ in range(2):
+        run.upkeep.round(run.sink)
+        now += 1e6
+    assert run.tasks.ran.count(TABLE) == vacuums + 1, "a table that rests is left alone"
+
+
+def test_small_files_of_rejects_are_joined_too(tmp_path: Path) -> None:
+    run = Run(tmp_path, Maintenance())
+    rejects = Rejects.table(TABLE)
+    run.sink.create(rejects, Rejects.SCHEMA)
+    for number in range(10):
+        rows = pa.table([[number], ["{}"], ["at"], ["infinity"]], schema=Rejects.SCHEMA)
+        run.sink.commit(rejects, run.sink.stage(rejects, rows.to_batches()), Lsn(10 + number))
+    run.tables.put(replace(run.tables[7], rejects=10))
+    run.upkeep.round(run.sink)
+    found = run.sink.extent(rejects)
+    assert found is not None
+    assert (found.files, found.rows, run.files) == (1, 10, 1)
 
 
 def test_an_error_in_the_thread_of_low_priority_is_raised_in_the_task(tmp_path: Path) -> None:
