@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +16,7 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.spark.apply_query import Apply
+from walmere.subscription.pace import next_batch
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
 
@@ -40,3 +42,25 @@ def test_a_table_that_a_crash_has_left_in_front_of_the_others_is_entered_when_th
     last = Ledger(tmp_path).last()
     assert last is not None
     assert (last.lsn, last.versions) == (530, {"public.one": 2, "public.two": 2})
+
+
+def test_the_limit_of_rewriting_counts_batches_and_not_copies(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path / "lake"), deletion_vectors=False)
+    tables = Tables(tmp_path)
+    rows = pa.table({"text": [secrets.token_hex(500) for _ in range(1000)]})
+    sink.create(NAMES[1], rows.schema)
+
+    def write(lsn: int, some: pa.Table) -> int:
+        return sink.commit(NAMES[1], sink.stage(NAMES[1], some.to_batches()), Lsn(lsn))
+
+    def batch(lsn: int, some: pa.Table) -> None:
+        apply._skip_written()
+        apply._record([Batch(Lsn(lsn), None, (1,)), Applied(1, version=write(lsn, some), lsn=Lsn(lsn))])
+
+    apply = Apply(cast(SparkSession, None), tmp_path, sink, tables, "shop", rewrite_limit=1 << 20)
+    for lsn in (100, 200):  # the second time, the table is copied again
+        tables.put(TableState(NAMES[1], 1, Phase.READY, Lsn(lsn), Lsn(lsn), version=write(lsn, rows)))
+        batch(lsn + 50, rows.slice(0, 1))
+        assert next_batch(tmp_path) is None
+    batch(300, rows)
+    assert next_batch(tmp_path) is not None

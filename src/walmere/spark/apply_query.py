@@ -134,7 +134,7 @@ class Apply:
         self._lake_ledger: LedgerWriter | None = None
         self._positions = SinkPositions(directory)
         self._versions: dict[str, int] = {}  # not from the ledger, which may lack a batch that the tables have
-        self._written_before: dict[str, int] = {}
+        self._counted: dict[str, tuple[int | None, int]] = {}  # by name: a version, and the bytes written up to it
         self._furthest = INVALID_LSN  # the greatest LSN of any table
         self._began = 0
         self.applied: Lsn = INVALID_LSN
@@ -295,6 +295,7 @@ class Apply:
 
     def _batch(self, references: DataFrame, _: int) -> None:
         with self._committing:
+            self._skip_written()
             self._do_batch(references)
 
     def _do_batch(self, references: DataFrame) -> None:
@@ -371,13 +372,21 @@ class Apply:
         self.applied = batch.end_lsn
         skipping.passed(self._directory, batch.end_lsn)
         if self._pace is not None:
-            self._pace.batch_wrote(sum(self._written(before[each.oid]) for each in applied if each.oid in before))
+            self._pace.batch_wrote(sum(self._written(each) for each in changed if each.oid in results_of))
         self._on_batch(applied, batch.end_lsn)
 
+    def _skip_written(self) -> None:
+        """Before a batch: do not count what copies and upkeep have written since the last one."""
+        if self._pace is not None:
+            for each in self._tables:
+                if each.follows and (each.name not in self._counted or self._counted[each.name][0] != each.version):
+                    self._written(each)
+
     def _written(self, known: TableState) -> int:
-        """The bytes that were written to a table since the last call."""
+        """The bytes that were written to a table since the last call; 0 at the first one."""
         found = self._sink.extent(known.table)
         if found is None:
             return 0
-        before, self._written_before[known.name] = self._written_before.get(known.name, 0), found.written
+        _, before = self._counted.get(known.name, (None, found.written))
+        self._counted[known.name] = known.version, found.written
         return max(0, found.written - before)
