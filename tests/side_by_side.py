@@ -42,6 +42,7 @@ from walmere.testing.server import Server
 
 CATCH_UP_SECONDS = 60
 _FINISHED = re.compile(r"finished at ([0-9A-F]+/[0-9A-F]+)")
+_SKIP_HINT = re.compile(r"walmere skip -c \S+ ([0-9A-F]+/[0-9A-F]+)")
 
 USER_TABLES = """
     SELECT n.nspname, c.relname
@@ -226,15 +227,22 @@ class SideBySide:
         self._log_offset = self._log.stat().st_size
         self.alter_native("ENABLE")
 
-    def skip(self) -> Lsn:
-        """Both have stopped: skip the transaction that the native log names, for both. Returns its LSN."""
+    def skip(self, our_error: WalmereError | None = None) -> Lsn:
+        """Both have stopped: skip the transaction that the native log names, for both. Returns its LSN.
+
+        With `our_error`, ours skips the transaction that this error names instead.
+        """
         found = _FINISHED.findall(self._native_log())
         assert found, self._native_log()
-        lsn = Lsn.parse(found[-1])
-        self.alter_native(f"SKIP (lsn = '{found[-1]}')")
+        lsn = found[-1]
+        self.alter_native(f"SKIP (lsn = '{lsn}')")
         self.enable_native()
-        Subscription(self.file).skip(lsn)
-        return lsn
+        if our_error is not None:
+            named = _SKIP_HINT.search(str(our_error))
+            assert named, str(our_error)
+            lsn = named[1]
+        Subscription(self.file).skip(Lsn.parse(lsn))
+        return Lsn.parse(lsn)
 
     # -- comparison
 
@@ -306,13 +314,19 @@ class SideBySide:
 
         Origin and Relation messages are left out.
         """
+        native, ours = (self.sent_on_by(database, **options) for database in (self.native, self.ours))
+        assert ours == native, f"sent on\n  native: {native}\n  ours:   {ours}"
+        return native
+
+    def sent_on_by(self, subscriber: Database, **options: str) -> list[str]:
+        """As `sent_on`, of one subscriber."""
         given = {"proto_version": "3" if self.native.major >= 15 else "2", "publication_names": "on_pub"} | options
         arguments = ", ".join(f"'{key}', '{value}'" for key, value in given.items())
         letters = (
             "SELECT chr(get_byte(data, 0)) FROM pg_logical_slot_peek_binary_changes("
             f"current_database() || '_on', NULL, NULL, {arguments})"
         )
-        return [letter for (letter,) in self.rows(f"{letters} WHERE chr(get_byte(data, 0)) NOT IN ('O', 'R')")]
+        return [letter for (letter,) in subscriber.rows(f"{letters} WHERE chr(get_byte(data, 0)) NOT IN ('O', 'R')")]
 
     # -- the end
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from side_by_side import SideBySide
+from walmere.api import Subscription
+from walmere.publisher.finding import Level
 
 LOG_TRIGGER = """
 CREATE TABLE activity (n int GENERATED ALWAYS AS IDENTITY, tab text, trig text, op text, lvl text, old text, new text);
@@ -20,6 +22,7 @@ END $$
 ACTIVITY = "SELECT tab, trig, op, lvl, old, new FROM activity ORDER BY n"
 
 
+@pytest.mark.long
 def test_foreign_keys_are_not_checked(both: SideBySide) -> None:
     both.source(
         "CREATE TABLE parent (id int PRIMARY KEY)",
@@ -46,6 +49,7 @@ def test_foreign_keys_are_not_checked(both: SideBySide) -> None:
     assert both.value("SELECT count(*) FROM parent") == 0
 
 
+@pytest.mark.long
 def test_replica_triggers_can_leave_out_rows(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE t (id int PRIMARY KEY, v int, w int)")
     both.source("INSERT INTO t VALUES (1, 1, 1)", "CREATE PUBLICATION pub FOR TABLE t")
@@ -72,27 +76,21 @@ def test_replica_triggers_can_leave_out_rows(both: SideBySide) -> None:
     assert both.rows("SELECT * FROM t ORDER BY id") == [(1, 1, 1), (3, 3, 1003)]
 
 
-def test_row_triggers_fire_for_each_change_if_enabled_for_replicas_and_statement_triggers_do_not(
-    both: SideBySide,
-) -> None:
+def test_row_triggers_fire_for_each_change_if_enabled_for_replicas(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
     both.source("CREATE PUBLICATION pub FOR TABLE t, u")
     both.target(LOG_TRIGGER)
     for trigger, enable in (("plain", ""), ("replica", "REPLICA"), ("always", "ALWAYS"), ("off", "DISABLE")):
-        both.target(
-            f"CREATE TRIGGER {trigger}_row BEFORE INSERT OR UPDATE OR DELETE ON t"
-            " FOR EACH ROW EXECUTE FUNCTION log_activity()",
-            f"CREATE TRIGGER {trigger}_after AFTER INSERT OR UPDATE OR DELETE ON t"
-            " FOR EACH ROW EXECUTE FUNCTION log_activity()",
-            f"CREATE TRIGGER {trigger}_statement AFTER INSERT OR UPDATE OR DELETE ON t"
-            " FOR EACH STATEMENT EXECUTE FUNCTION log_activity()",
-        )
-        for level in ("row", "after", "statement"):
+        for timing in ("BEFORE", "AFTER"):
+            name = f"{trigger}_{timing.lower()}"
+            both.target(
+                f"CREATE TRIGGER {name} {timing} INSERT OR UPDATE OR DELETE ON t"
+                " FOR EACH ROW EXECUTE FUNCTION log_activity()"
+            )
             if enable:
                 action = "DISABLE TRIGGER" if enable == "DISABLE" else f"ENABLE {enable} TRIGGER"
-                both.target(f"ALTER TABLE t {action} {trigger}_{level}")
+                both.target(f"ALTER TABLE t {action} {name}")
     both.start()
-    both.target("TRUNCATE activity")  # a statement trigger fires for the copy of a table, even if it has no rows
     both.source(
         "INSERT INTO t VALUES (1, 'one'), (2, 'two')",
         "UPDATE t SET v = v || '!'",
@@ -104,10 +102,45 @@ def test_row_triggers_fire_for_each_change_if_enabled_for_replicas_and_statement
     )
     both.sync()
     both.assert_equal("SELECT * FROM t ORDER BY id", "SELECT * FROM u ORDER BY id", ACTIVITY)
-    fired = both.rows("SELECT DISTINCT trig FROM activity ORDER BY 1")
-    assert fired == [("always_after",), ("always_row",), ("replica_after",), ("replica_row",)]
+    fired = both.rows("SELECT trig, count(*) FROM activity GROUP BY 1 ORDER BY 1")
+    assert fired == [(f"{name}_{timing}", 10) for name in ("always", "replica") for timing in ("after", "before")]
 
 
+@pytest.mark.long
+def test_statement_triggers_fire_for_each_changed_row_with_ours_and_never_with_native(both: SideBySide) -> None:
+    both.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
+    both.source("CREATE PUBLICATION pub FOR TABLE t, u")
+    both.target(LOG_TRIGGER)
+    for trigger, enable in (("plain", ""), ("replica", "ENABLE REPLICA"), ("off", "DISABLE")):
+        both.target(
+            f"CREATE TRIGGER {trigger} AFTER INSERT OR UPDATE OR DELETE ON t"
+            " FOR EACH STATEMENT EXECUTE FUNCTION log_activity()"
+        )
+        if enable:
+            both.target(f"ALTER TABLE t {enable} TRIGGER {trigger}")
+    both.start()
+    found = {each.what: each.level for each in Subscription(both.file).check() if each.name == "target_table"}
+    assert found == {
+        "public.t has statement triggers that are enabled for replicas: they fire for each changed row": Level.WARNING,
+        "public.u can be written": Level.OK,
+    }
+    assert both.rows("SELECT trig, op FROM activity") == [("replica", "INSERT")]  # of the copy, which has no rows
+    both.target("TRUNCATE activity")
+    both.source(
+        "INSERT INTO t VALUES (1, 'one'), (2, 'two')",
+        "UPDATE t SET v = v || '!'",
+        "UPDATE t SET id = 3 WHERE id = 1",
+        "DELETE FROM t WHERE id = 2",
+        "INSERT INTO u VALUES (1)",
+    )
+    both.sync()
+    both.assert_equal("SELECT * FROM t ORDER BY id", "SELECT * FROM u ORDER BY id")
+    fired = "SELECT trig, op, count(*) FROM activity GROUP BY 1, 2 ORDER BY 2"
+    assert both.native.rows(fired) == []
+    assert both.ours.rows(fired) == [("replica", "DELETE", 1), ("replica", "INSERT", 2), ("replica", "UPDATE", 3)]
+
+
+@pytest.mark.long
 def test_triggers_of_several_tables_see_the_changes_in_commit_order(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE a (id int PRIMARY KEY, v int)", "CREATE TABLE b (id int PRIMARY KEY, v int)")
     both.source("CREATE PUBLICATION pub FOR TABLE a, b")
@@ -128,6 +161,7 @@ def test_triggers_of_several_tables_see_the_changes_in_commit_order(both: SideBy
     both.assert_equal("SELECT * FROM a ORDER BY id", "SELECT * FROM b ORDER BY id", ACTIVITY)
 
 
+@pytest.mark.long
 def test_triggers_fire_for_copied_rows_as_for_the_command_copy(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)")
     both.source("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 5) i", "CREATE PUBLICATION pub FOR TABLE t")
@@ -147,24 +181,39 @@ def test_triggers_fire_for_copied_rows_as_for_the_command_copy(both: SideBySide)
     assert both.value("SELECT count(*) FROM activity WHERE lvl = 'ROW'") == 10
 
 
-def test_rules_do_not_change_what_is_applied(both: SideBySide) -> None:
-    both.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    both.source("INSERT INTO t VALUES (1, 'copied')", "CREATE PUBLICATION pub FOR TABLE t")
-    both.target(
-        "CREATE TABLE ruled (id int)",
-        "CREATE RULE on_insert AS ON INSERT TO t DO ALSO INSERT INTO ruled VALUES (NEW.id)",
-        "CREATE RULE on_delete AS ON DELETE TO t DO INSTEAD NOTHING",
-        "ALTER TABLE t ENABLE ALWAYS RULE on_insert",
-        "ALTER TABLE t ENABLE REPLICA RULE on_delete",
-    )
-    both.start()
+@pytest.mark.long
+def test_rules_fire_with_ours_if_enabled_for_replicas_and_never_with_native(both: SideBySide) -> None:
+    both.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     both.source(
-        "INSERT INTO t VALUES (2, 'x'), (3, 'x')", "UPDATE t SET v = 'y' WHERE id = 2", "DELETE FROM t WHERE id = 3"
+        "INSERT INTO t VALUES (1, 'copied')",
+        "INSERT INTO u VALUES (1, 'copied')",
+        "CREATE PUBLICATION pub FOR TABLE t, u",
     )
+    both.target("CREATE TABLE ruled (tab text, id int)")
+    for table in ("t", "u"):
+        both.target(
+            f"CREATE RULE on_insert AS ON INSERT TO {table} DO ALSO INSERT INTO ruled VALUES ('{table}', NEW.id)",
+            f"CREATE RULE on_delete AS ON DELETE TO {table} DO INSTEAD NOTHING",
+        )
+    both.target("ALTER TABLE t ENABLE ALWAYS RULE on_insert", "ALTER TABLE t ENABLE REPLICA RULE on_delete")
+    both.start()
+    assert both.rows("SELECT * FROM ruled") == []  # COPY fires no rules
+    for table in ("t", "u"):
+        both.source(
+            f"INSERT INTO {table} VALUES (2, 'x'), (3, 'x')",
+            f"UPDATE {table} SET v = 'y' WHERE id = 2",
+            f"DELETE FROM {table} WHERE id = 3",
+        )
     both.sync()
-    both.assert_equal()
+    both.assert_equal("SELECT * FROM u ORDER BY id", source=True)
+    rows = [(1, "copied"), (2, "y")]
+    assert both.native.rows("SELECT * FROM t ORDER BY id") == rows
+    assert both.native.rows("SELECT * FROM ruled") == []
+    assert both.ours.rows("SELECT * FROM t ORDER BY id") == [*rows, (3, "x")]
+    assert both.ours.rows("SELECT * FROM ruled ORDER BY id") == [("t", 2), ("t", 3)]
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "disable_on_error")
 def test_a_check_constraint_or_not_null_of_the_subscriber_stops_both(both: SideBySide) -> None:
     both.source("CREATE TABLE t (id int PRIMARY KEY, v int)", "CREATE PUBLICATION pub FOR TABLE t")
@@ -189,6 +238,7 @@ def test_a_check_constraint_or_not_null_of_the_subscriber_stops_both(both: SideB
     both.assert_equal()
 
 
+@pytest.mark.long
 def test_generated_and_identity_columns_of_the_subscriber(both: SideBySide) -> None:
     both.source(
         "CREATE TABLE g (id int PRIMARY KEY, v int)",

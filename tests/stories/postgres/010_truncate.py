@@ -7,6 +7,7 @@ import pytest
 from side_by_side import SideBySide
 
 
+@pytest.mark.long
 def test_truncate_empties_the_table_and_restarts_sequences_if_asked(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
     both.target(
@@ -23,6 +24,7 @@ def test_truncate_empties_the_table_and_restarts_sequences_if_asked(both: SideBy
     assert both.rows("SELECT nextval('a_seq'), nextval('b_seq')") == [(103, 101)]
 
 
+@pytest.mark.long
 def test_truncate_between_other_changes_of_a_transaction(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
     both.source(
@@ -43,6 +45,7 @@ def test_truncate_between_other_changes_of_a_transaction(both: SideBySide) -> No
     assert both.rows("SELECT * FROM t ORDER BY id") == [(1, "twice"), (7, "stays")]
 
 
+@pytest.mark.long
 def test_truncate_is_left_out_if_not_published_and_for_tables_that_are_not_published(both: SideBySide) -> None:
     both.everywhere(
         "CREATE TABLE with_truncate (id int PRIMARY KEY)",
@@ -87,14 +90,38 @@ def test_tables_with_foreign_keys_are_truncated_together(both: SideBySide) -> No
     both.assert_equal(source=True)
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "disable_on_error")
-def test_truncate_cascade_does_not_reach_tables_of_the_subscriber_alone(both: SideBySide) -> None:
+def test_truncate_cascade_empties_referencing_tables_with_ours_and_stops_native(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE parent (id int PRIMARY KEY)")
     both.source("INSERT INTO parent VALUES (1)", "CREATE PUBLICATION pub FOR TABLE parent")
     both.target("CREATE TABLE local (id int PRIMARY KEY, parent int REFERENCES parent)")
     both.start()
     both.target("INSERT INTO local VALUES (11, 1)")
     both.source("TRUNCATE parent CASCADE")
+    assert "foreign key" in both.native_stops()
+    both.sync_ours()
+    assert both.native.rows("SELECT parent.id, local.id FROM parent, local") == [(1, 11)]
+    assert both.ours.rows("SELECT id FROM parent UNION ALL SELECT id FROM local") == []
+    both.native.execute("ALTER TABLE local DROP CONSTRAINT local_parent_fkey")
+    both.enable_native()
+    both.sync()
+    both.assert_equal("SELECT id FROM parent", source=True)
+    assert both.native.rows("SELECT id FROM local") == [(11,)]
+    assert both.ours.rows("SELECT id FROM local") == []
+
+
+@pytest.mark.long
+@pytest.mark.since(15, "disable_on_error")
+def test_truncate_without_cascade_stops_both_if_a_table_of_the_subscriber_alone_references_it(
+    both: SideBySide,
+) -> None:
+    both.everywhere("CREATE TABLE parent (id int PRIMARY KEY)")
+    both.source("INSERT INTO parent VALUES (1)", "CREATE PUBLICATION pub FOR TABLE parent")
+    both.target("CREATE TABLE local (id int PRIMARY KEY, parent int REFERENCES parent)")
+    both.start()
+    both.target("INSERT INTO local VALUES (11, 1)")
+    both.source("TRUNCATE parent")
     log, error = both.both_stop()
     assert "foreign key" in log
     assert "foreign key" in str(error)
@@ -106,6 +133,7 @@ def test_truncate_cascade_does_not_reach_tables_of_the_subscriber_alone(both: Si
     assert both.value("SELECT count(*) FROM local") == 1
 
 
+@pytest.mark.long
 def test_triggers_of_truncate_fire_if_enabled_for_replicas(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE t (id int PRIMARY KEY)")
     both.source("INSERT INTO t VALUES (1)", "CREATE PUBLICATION pub FOR TABLE t")

@@ -1,4 +1,7 @@
-"""Stories 21 to 23: PREPARE TRANSACTION, COMMIT PREPARED and ROLLBACK PREPARED."""
+"""Stories 21 to 23: PREPARE TRANSACTION, COMMIT PREPARED and ROLLBACK PREPARED.
+
+With two_phase, a native subscription prepares the transaction on the subscriber. Ours applies it when it is committed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import pytest
 
 from side_by_side import SideBySide
 
-pytestmark = pytest.mark.since(15, "two_phase for subscriptions")
+pytestmark = [pytest.mark.long, pytest.mark.since(15, "two_phase for subscriptions")]
 
 PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
 ROWS = "SELECT i, sha256(i::text::bytea) FROM generate_series({}, {}) i"
@@ -18,7 +21,13 @@ def _start(both: SideBySide, two_phase: bool = True) -> None:
     both.start(two_phase=two_phase)
 
 
-def test_a_prepared_transaction_is_prepared_on_the_subscriber_until_it_ends(both: SideBySide) -> None:
+def _assert_prepared(both: SideBySide, native: int) -> None:
+    """Ours never prepares a transaction on the subscriber."""
+    assert both.native.value(PREPARED) == native
+    assert both.ours.value(PREPARED) == 0
+
+
+def test_a_prepared_transaction_is_visible_when_it_is_committed(both: SideBySide) -> None:
     _start(both)
     both.source(
         "BEGIN; INSERT INTO t VALUES (2, 'two'); INSERT INTO u VALUES (2); UPDATE t SET b = 'x' WHERE a = 1;"
@@ -27,17 +36,18 @@ def test_a_prepared_transaction_is_prepared_on_the_subscriber_until_it_ends(both
         "INSERT INTO u VALUES (100)",
     )
     both.sync()
-    assert both.value(PREPARED) == 2
+    _assert_prepared(both, native=2)
     both.assert_equal()
     assert both.rows("SELECT a FROM t") == [(1,)]
     assert both.rows("SELECT a FROM u") == [(100,)]
     both.source("COMMIT PREPARED 'it''s a \"gid\"'", "INSERT INTO u VALUES (101)")
     both.sync()
-    assert both.value(PREPARED) == 1
+    _assert_prepared(both, native=1)
     both.assert_equal(source=True)
+    assert both.rows("SELECT a FROM t ORDER BY a") == [(1,), (2,)]
     both.source("ROLLBACK PREPARED 'second'", "INSERT INTO t VALUES (3, 'again')")
     both.sync()
-    assert both.value(PREPARED) == 0
+    _assert_prepared(both, native=0)
     both.assert_equal(source=True)
 
 
@@ -69,7 +79,9 @@ def test_large_prepared_transactions(both: SideBySide) -> None:
         "INSERT INTO t VALUES (10000, 'small')",
     )
     both.sync()
-    assert both.value(PREPARED) == 2
+    _assert_prepared(both, native=2)
+    both.assert_equal()
+    assert both.rows("SELECT a FROM t ORDER BY a") == [(1,), (10000,)]
     both.source("COMMIT PREPARED 'large'", "ROLLBACK PREPARED 'gone'")
     both.sync()
     assert both.value(PREPARED) == 0
@@ -87,13 +99,17 @@ def test_without_two_phase_a_transaction_arrives_when_it_is_committed(both: Side
     both.assert_equal(source=True)
 
 
-def test_a_prepared_transaction_is_sent_on_when_it_is_prepared(both: SideBySide) -> None:
+def test_native_sends_a_prepared_transaction_on_when_it_is_prepared_and_ours_when_it_is_committed(
+    both: SideBySide,
+) -> None:
     _start(both)
     both.publish_on("u", two_phase=True)
     both.source("BEGIN; INSERT INTO u VALUES (2); PREPARE TRANSACTION 'one'")
     both.sync()
-    assert both.sent_on() == ["b", "I", "P"]
+    assert both.sent_on_by(both.native) == ["b", "I", "P"]
+    assert both.sent_on_by(both.ours) == []
     both.source("COMMIT PREPARED 'one'")
     both.sync()
-    assert both.sent_on() == ["b", "I", "P", "K"]
+    assert both.sent_on_by(both.native) == ["b", "I", "P", "K"]
+    assert both.sent_on_by(both.ours) == ["B", "I", "C"]
     both.assert_equal(source=True)

@@ -1,4 +1,4 @@
-"""Story 33: changes are applied as the owner of the table, so its triggers have no more privileges than the owner."""
+"""Story 33: native applies changes as the owner of the table. Ours applies them as the role of the target's dsn."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import pytest
 
 from side_by_side import SideBySide
 
-pytestmark = pytest.mark.since(16, "run_as_owner")
+pytestmark = [pytest.mark.long, pytest.mark.since(16, "run_as_owner")]
 
 
 @pytest.mark.parametrize("triggered", [True, False], ids=["trigger", "default"])
-def test_triggers_and_defaults_see_the_owner_of_the_table(both: SideBySide, triggered: bool) -> None:
+def test_the_user_is_the_owner_of_the_table_with_native_and_the_role_of_the_dsn_with_ours(
+    both: SideBySide, triggered: bool
+) -> None:
     alice = both.role("alice")
     both.source("CREATE TABLE t (a int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
     both.target(
@@ -28,4 +30,7 @@ def test_triggers_and_defaults_see_the_owner_of_the_table(both: SideBySide, trig
     both.start()
     both.source("INSERT INTO t VALUES (2)")
     both.sync()
-    assert both.rows("SELECT a, who = %s FROM t ORDER BY a", alice) == [(1, True), (2, True)]
+    role = both.ours.value("SELECT current_user")
+    assert role != alice
+    assert both.native.rows("SELECT a, who FROM t ORDER BY a") == [(1, alice), (2, alice)]
+    assert both.ours.rows("SELECT a, who FROM t ORDER BY a") == [(1, role), (2, role)]
