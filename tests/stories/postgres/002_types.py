@@ -4,7 +4,11 @@ server are.
 
 from __future__ import annotations
 
+import pytest
+
 from side_by_side import SideBySide
+
+pytestmark = pytest.mark.long
 
 TYPES = (
     "CREATE TYPE mood AS ENUM ('sad', 'ok', 'very \"happy\"')",

@@ -8,6 +8,8 @@ import pytest
 from side_by_side import SideBySide
 from walmere.errors import SinkMismatch
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.since(15, "disable_on_error")
 def test_a_copy_that_violates_a_constraint_stops_both_and_leaves_nothing_behind(both: SideBySide) -> None:

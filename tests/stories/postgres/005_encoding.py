@@ -6,6 +6,8 @@ import pytest
 
 from side_by_side import Pair, SideBySide
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("both", [Pair(subscriber_options="ENCODING 'LATIN1' TEMPLATE template0")], indirect=True)
 def test_text_is_converted_to_the_encoding_of_the_subscriber(both: SideBySide) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from side_by_side import SideBySide
 
+pytestmark = pytest.mark.long
+
 
 def test_generated_columns_are_not_sent_and_the_subscriber_computes_its_own(both: SideBySide) -> None:
     both.source(

@@ -6,6 +6,8 @@ import pytest
 
 from side_by_side import SideBySide
 
+pytestmark = pytest.mark.long
+
 PUBLISHER = (
     "CREATE TABLE tab (a int PRIMARY KEY, b text) PARTITION BY LIST (a)",
     "CREATE TABLE tab_1 (b text, a int NOT NULL)",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from side_by_side import SideBySide
+
+pytestmark = pytest.mark.long
 
 
 def test_messages_between_changes_do_not_disturb_them(both: SideBySide) -> None:

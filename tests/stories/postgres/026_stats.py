@@ -8,7 +8,7 @@ from processes import eventually
 from side_by_side import SideBySide
 from walmere.api import Subscription
 
-pytestmark = pytest.mark.since(18, "counters of conflicts")
+pytestmark = [pytest.mark.long, pytest.mark.since(18, "counters of conflicts")]
 
 
 def _start(both: SideBySide, table: str, rows: str) -> None:

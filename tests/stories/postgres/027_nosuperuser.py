@@ -7,7 +7,7 @@ import pytest
 from side_by_side import SideBySide
 from walmere.errors import WalmereError
 
-pytestmark = pytest.mark.since(16, "run_as_owner")
+pytestmark = [pytest.mark.long, pytest.mark.since(16, "run_as_owner")]
 
 
 def _start(both: SideBySide, *, run_as_owner: bool) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import pytest
 
 from side_by_side import SideBySide
 
-pytestmark = pytest.mark.since(15, "row filters")
+pytestmark = [pytest.mark.long, pytest.mark.since(15, "row filters")]
 
 
 def test_rows_enter_and_leave_the_filter(both: SideBySide) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from side_by_side import Pair, SideBySide
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("both", [Pair(18, 15), Pair(15, 18), Pair(14, 18)], indirect=True, ids=str)
 def test_publisher_and_subscriber_of_different_versions(both: SideBySide) -> None:
