@@ -28,6 +28,7 @@ from walmere.sinks.base import OVERWRITE, Upkeep
 from walmere.sinks.delta import key_index
 from walmere.sinks.delta.key_index import KeyIndex
 from walmere.sinks.delta.sink import DeltaSink
+from walmere.sinks.delta.tables import FILE_SIZE
 from walmere.sinks.key_hash import hashes
 from walmere.sinks.row_index import RowIndex, one_array
 
@@ -400,6 +401,16 @@ def test_a_process_keeps_only_so_many_indexes_and_bytes(tmp_path: Path, monkeypa
     do(sink, update(78, 1), lsn=300)
     assert len(key_index._open._indexes) == 1
     assert len(content(sink)) == 499
+
+
+def test_the_indexes_of_a_table_of_a_terabyte_stay_open_and_take_no_file_descriptors(sink: DeltaSink) -> None:
+    assert 1 << 40 < key_index._MAX_OPEN * FILE_SIZE < 65_530 * FILE_SIZE
+    index = KeyIndex.of(sink.directory(TABLE), SCHEMA, BY_ID, sink.index_of(TABLE))
+    begin(sink, *(rows(number) for number in range(20)))
+    before = len(os.listdir("/proc/self/fd"))
+    opened = [index.open(file) for file in sink.current(TABLE).files]
+    assert len(opened) == 20
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_an_index_that_was_made_again_is_mapped_and_takes_no_memory(sink: DeltaSink) -> None:

@@ -37,8 +37,11 @@ from walmere.storage import Directory
 _FORMAT: Final = b"walmere key index 1"
 _HASH, _ROW = "#hash", "#row"
 _CHECKSUM_BYTES: Final = 4
-_MAX_OPEN: Final = 2000
-"""Keep so many indexes open in a process."""
+_MAX_OPEN: Final = 20_000
+"""Keep so many indexes open in a process. If a table has more files, each batch reads all of their indexes.
+
+Each is a memory map, of which a process can have 65,530 in Linux. None has an open file.
+"""
 _MAX_MEMORY: Final = 512 << 20
 """Bytes of indexes without a file that a process keeps."""
 
