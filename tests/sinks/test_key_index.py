@@ -407,10 +407,11 @@ def test_the_indexes_of_a_table_of_a_terabyte_stay_open_and_take_no_file_descrip
     assert 1 << 40 < key_index._MAX_OPEN * FILE_SIZE < 65_530 * FILE_SIZE
     index = KeyIndex.of(sink.directory(TABLE), SCHEMA, BY_ID, sink.index_of(TABLE))
     begin(sink, *(rows(number) for number in range(20)))
-    before = len(os.listdir("/proc/self/fd"))
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
     opened = [index.open(file) for file in sink.current(TABLE).files]
     assert len(opened) == 20
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(descriptors.iterdir())) == before
 
 
 def test_an_index_that_was_made_again_is_mapped_and_takes_no_memory(sink: DeltaSink) -> None:
