@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from walmere.apply.fold import KEY, OLD, TRUNCATE, Changes
+from walmere.apply.fold import INSERT, KEY, OLD, TRUNCATE, Changes
 from walmere.apply.parts import Part, can_be_divided, filtered
 from walmere.apply.rejects import Rejects, rejected_key
 from walmere.changelog.plan import Blocks, messages
@@ -84,12 +84,25 @@ class TextChanges:
 
     def after_truncation(self) -> Changes:
         """The changes after the last TRUNCATE, or all."""
+        return self.changes.take(np.flatnonzero(self._later())) if self.truncations else self.changes
+
+    def rows_without_columns(self) -> int | None:
+        """How many rows a table without columns gets after its last TRUNCATE; None if it has columns.
+
+        Such a table of Arrow has no rows, so they cannot be in `changes`.
+        """
+        if self.changes.new.num_columns:
+            return None
+        return int((self._later() & (self.changes.kind == INSERT)).sum())
+
+    def _later(self) -> NDArray[np.bool_]:
+        """Which changes are after the last TRUNCATE."""
         if not self.truncations:
-            return self.changes
+            return np.ones(len(self.changes), np.bool_)
         last = self.truncations[-1]
-        later = self.commit_lsn > last.commit_lsn
+        later: NDArray[np.bool_] = self.commit_lsn > last.commit_lsn
         later |= (self.commit_lsn == last.commit_lsn) & (self.sequence > last.sequence)
-        return self.changes.take(np.flatnonzero(later))
+        return later
 
 
 class _Columns(NamedTuple):

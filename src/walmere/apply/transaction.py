@@ -205,6 +205,9 @@ def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) 
     for each in work:
         if id(each) in by_rows:
             continue
+        if (count := each.changes.rows_without_columns()) is not None:
+            transaction.insert_defaults(each.table, count)
+            continue
         net = fold_rows(each.changes.after_truncation(), each.identity)
         if not transaction.apply_set(each.table, net):
             one_by_one.append(each)

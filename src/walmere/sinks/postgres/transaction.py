@@ -70,6 +70,11 @@ class TargetTransaction:
             return False
         return True
 
+    def insert_defaults(self, table: TableName, count: int) -> None:
+        """Insert rows of a table of which no column is published."""
+        query = SQL("INSERT INTO {} SELECT FROM generate_series(1, {})").format(self.relations[table].sql, count)
+        self.connection.execute(query)
+
     def _written_by_others(self, statement: Statement) -> bool:
         """Whether rows that are changed were written last by others: then each of them is recorded."""
         if self.our_origins is None or statement.matches is None:
