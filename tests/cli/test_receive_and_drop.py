@@ -107,7 +107,7 @@ KEYS = {
             (
                 *("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"),
                 *("lag_bytes", "lag_seconds", "locked", "next_copy"),
-                *("files", "bytes", "deleted_rows", "written_bytes_per_hour", "upkeep_waits_for"),
+                *("files", "bytes", "deleted_rows", "written_bytes_per_hour", "upkeep_waits_for", "conflicts"),
             )
         )
     ],

@@ -28,7 +28,7 @@ class Target:
     again: Callable[[], LakeSink]  # the same sink, made anew as another process would
     points: Callable[[str], list[Entry]]  # that a subscription has published
     newest: Callable[[str], Entry | None]
-    races: int = 10  # how often two attempts are made at once
+    races: int = 6  # how often two attempts are made at once
 
 
 def delta(path: Path) -> Target:
@@ -39,12 +39,12 @@ def delta_by_url(path: Path) -> Target:
     """The way object stores are reached, on a disk."""
     url = f"file://{path}/lake"
     (path / "lake").mkdir()
-    return _delta(DeltaSink(url), races=5)
+    return _delta(DeltaSink(url), races=3)
 
 
 def delta_without_vectors(path: Path) -> Target:
     """For readers without deletion vectors: changes rewrite files."""
-    return _delta(DeltaSink(str(path / "lake"), deletion_vectors=False))
+    return _delta(DeltaSink(str(path / "lake"), deletion_vectors=False), races=3)
 
 
 def _delta(sink: DeltaSink, **more: int) -> Target:

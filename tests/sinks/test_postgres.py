@@ -40,6 +40,7 @@ CREATE = "CREATE TABLE t (part text, id int8, count int, note text, tags text[])
 @pytest.fixture(scope="module")
 def database() -> Iterator[Database]:
     made = Database(server_of(18))
+    made.connection.prepare_threshold = None  # each test has another table t
     yield made
     made.drop()
 
