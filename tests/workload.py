@@ -103,6 +103,45 @@ class MixedLoad:
                         connection.execute("TRUNCATE notes")
 
 
+class Transfers:
+    """Moves amounts from rows of one table to rows of the other: their sum is always the same."""
+
+    TOTAL = 2 * 20 * 1000
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._transfer)
+
+    @staticmethod
+    def create(database: Database) -> None:
+        for table in ("giro", "savings"):
+            database.execute(
+                f"CREATE TABLE {table} (id int PRIMARY KEY, amount bigint)",
+                f"INSERT INTO {table} SELECT i, 1000 FROM generate_series(1, 20) i",
+            )
+        database.execute("CREATE PUBLICATION pub FOR TABLE giro, savings")
+
+    def _transfer(self) -> None:
+        rng = random.Random(8)
+        with psycopg.connect(self._database.dsn) as connection:
+            while not self._stopping.wait(0.003):
+                tables = rng.sample(["giro", "savings"], 2)
+                for table, amount in zip(tables, (-7, 7), strict=True):
+                    connection.execute(
+                        f"UPDATE {table} SET amount = amount + %s WHERE id = %s", [amount, rng.randint(1, 20)]
+                    )
+                connection.commit()
+
+    def __enter__(self) -> Transfers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+
 def source_says(database: Database, slot: str) -> Spoken:
     """Every committed transaction, in commit order, as the server itself decodes it from another slot."""
     spoken: Spoken = []

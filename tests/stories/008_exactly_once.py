@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 import attempts
@@ -39,6 +36,7 @@ from walmere.subscription import sink as subscription_sink
 from walmere.subscription.batches import Batches
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
+from workload import Transfers
 
 
 def batches_since(mirror: Mirror, table: str, version: int) -> int:
@@ -314,45 +312,6 @@ def test_a_batch_repeated_with_another_end_applies_only_what_the_table_does_not_
     change(database)
     mirror.run_once()
     mirror.assert_equal("appended", "changed")
-
-
-class Transfers:
-    """Moves amounts from rows of one table to rows of the other: their sum is always the same."""
-
-    TOTAL = 2 * 20 * 1000
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._transfer)
-
-    @staticmethod
-    def create(database: Database) -> None:
-        for table in ("giro", "savings"):
-            database.execute(
-                f"CREATE TABLE {table} (id int PRIMARY KEY, amount bigint)",
-                f"INSERT INTO {table} SELECT i, 1000 FROM generate_series(1, 20) i",
-            )
-        database.execute("CREATE PUBLICATION pub FOR TABLE giro, savings")
-
-    def _transfer(self) -> None:
-        rng = random.Random(8)
-        with psycopg.connect(self._database.dsn) as connection:
-            while not self._stopping.wait(0.003):
-                tables = rng.sample(["giro", "savings"], 2)
-                for table, amount in zip(tables, (-7, 7), strict=True):
-                    connection.execute(
-                        f"UPDATE {table} SET amount = amount + %s WHERE id = %s", [amount, rng.randint(1, 20)]
-                    )
-                connection.commit()
-
-    def __enter__(self) -> Transfers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
 
 
 @pytest.mark.long

@@ -17,9 +17,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import eventually, running
 from walmere.api import Subscription
-from workload import MixedLoad
-
-TOTAL = 2 * 20 * 1000
+from workload import MixedLoad, Transfers
 
 
 @pytest.fixture
@@ -47,39 +45,6 @@ def assert_equal(source: Database, target: Database, *tables: str) -> None:
         assert target.rows(query) == source.rows(query), table
 
 
-class Transfers:
-    """Moves amounts from one table to the other in a transaction: their sum is always the same."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._transfer)
-        for table in ("giro", "savings"):
-            database.execute(
-                f"CREATE TABLE {table} (id int PRIMARY KEY, amount bigint)",
-                f"INSERT INTO {table} SELECT i, 1000 FROM generate_series(1, 20) i",
-            )
-        database.execute("CREATE PUBLICATION pub FOR TABLE giro, savings")
-
-    def _transfer(self) -> None:
-        rng = random.Random(8)
-        with psycopg.connect(self._database.dsn) as connection:
-            while not self._stopping.wait(0.003):
-                tables = rng.sample(["giro", "savings"], 2)
-                for table, amount in zip(tables, (-7, 7), strict=True):
-                    change = f"UPDATE {table} SET amount = amount + %s WHERE id = %s"
-                    connection.execute(change, [amount, rng.randint(1, 20)])
-                connection.commit()
-
-    def __enter__(self) -> Transfers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-
 def python_workers() -> list[psutil.Process]:
     """The processes that Spark has forked from its Python daemon for tasks."""
     found = []
@@ -96,12 +61,12 @@ def python_workers() -> list[psutil.Process]:
 def test_a_reader_never_sees_half_a_transaction_while_backends_and_workers_are_killed(
     database18: Database, target: Database, tmp_path: Path
 ) -> None:
-    transfers = Transfers(database18)
+    Transfers.create(database18)
     mirror = into(target, database18, tmp_path)
     mirror.run_once()
     sums: list[int] = []
     versions = "SELECT sum(version) FROM walmere.tables"
-    with transfers, mirror.following():
+    with Transfers(database18), mirror.following():
         for number in range(6):
             before = target.value(versions)
 
@@ -120,7 +85,7 @@ def test_a_reader_never_sees_half_a_transaction_while_backends_and_workers_are_k
                     "WHERE application_name LIKE 'walmere % apply'"
                     " AND datname = current_database()"
                 )
-    assert set(sums) == {TOTAL}
+    assert set(sums) == {Transfers.TOTAL}
     mirror.run_once()
     assert_equal(database18, target, "giro", "savings")
     query = "SELECT remote_lsn >= (SELECT max(lsn) FROM walmere.tables) FROM pg_replication_origin_status"
