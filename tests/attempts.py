@@ -22,6 +22,7 @@ from walmere.errors import SinkError
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, Net, StagedFile
+from walmere.sinks.delta.merge import Found
 from walmere.sinks.delta.sink import DeltaSink
 
 _LONGEST = 90.0
@@ -61,6 +62,12 @@ class FailsWhenStaged(DeltaSink):
         if _attempt(self, "stage", table) == 0:
             raise SinkError("staging", "the first attempt fails")
         return staged
+
+    def stage_changes(self, table: TableName, net: Net, identity: Identity) -> Found:
+        found = super().stage_changes(table, net, identity)
+        if _attempt(self, "stage", table) == 0:
+            raise SinkError("staging", "the first attempt fails")
+        return found
 
 
 class DiesWhenApplied(DeltaSink):
