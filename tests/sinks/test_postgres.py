@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -460,3 +461,25 @@ def test_a_table_that_is_copied_again_keeps_columns_of_its_own(database: Databas
     database.execute("UPDATE t SET mine = id")
     begin(sink, row(2, count=5), row(3), lsn=300)
     assert sorted(database.rows("SELECT id, count, mine FROM t")) == [(2, 5, 2), (3, 0, None)]
+
+
+def test_a_truncate_that_is_applied_row_by_row_may_have_any_name(database: Database) -> None:
+    odd = TableName("public", 'a\n\t"b\\')
+    with database.connection.cursor() as cursor:
+        quoted = psycopg.sql.Identifier(odd.name).as_string(cursor)
+    database.execute(
+        f"CREATE TABLE {quoted} (id int PRIMARY KEY)",
+        f"CREATE RULE never AS ON UPDATE TO {quoted} WHERE false DO INSTEAD NOTHING",
+        f"ALTER TABLE {quoted} ENABLE ALWAYS RULE never",
+    )
+    sink = sink_of(database)
+    copy = sink.begin_copy(odd, ["id"])
+    copy.copy_range("0", copy_text(text_table([(1,)], ["id"])))
+    copy.finish(Lsn(100))
+    changes = changes_of([Change("I", (2,)), Change("T"), Change("I", (3,))], ["id"])
+    with sink.transaction([odd]) as transaction:
+        apply_changes(transaction, [TableChanges(odd, BY_ID, changes, Lsn(200))])
+        transaction.reached[odd] = Lsn(200)
+        sink.commit_transaction(transaction, Lsn(200), None)
+    assert database.rows(f"SELECT id FROM {quoted}") == [(3,)]
+    database.execute(f"DROP TABLE {quoted}", "DROP SCHEMA walmere CASCADE")

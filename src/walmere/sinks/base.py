@@ -260,9 +260,6 @@ class Sink(Protocol):
     def scan(self, table: TableName, version: int, at_least: int = 1) -> TableScan:
         """All rows of a version, in at least so many pieces if the table is large enough."""
 
-    def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece, from within a task, a few at a time; with these columns, or all."""
-
     def pinned(self) -> AbstractContextManager[Sink]:
         """A context in which the versions of the newest point can be read, whatever is applied meanwhile.
 
@@ -333,6 +330,9 @@ class LakeSink(Sink, Protocol):
         `values`: for each column its old name, or the value that all rows get. `run` runs a function over many items,
         perhaps in tasks.
         """
+
+    def read(self, piece: Any, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece, from within a task, a few at a time; with these columns, or all."""
 
 
 def is_lake(sink: Sink) -> TypeGuard[LakeSink]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from walmere.apply.rejects import rejected_key
 from walmere.publisher import copy, table
-from walmere.sinks.base import Sink
+from walmere.sinks.base import LakeSink
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.subscription.tablesync import CopyTask
 from walmere.verify import source_text
@@ -74,7 +74,7 @@ class SourcePiece:
 class TargetPiece:
     """Rows of the target."""
 
-    sink: Sink
+    sink: LakeSink
     piece: Any
     layout: RowLayout
     where: str = "true"  # in DuckDB's SQL

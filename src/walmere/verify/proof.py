@@ -291,6 +291,7 @@ class Prover:
             ranges = table.ranges(described, self._tasks.parallelism)
             there = [TextPiece(self._sink, piece, layout, source.declared) for piece in scan.pieces]
             return [*(SourcePiece(replace(work, piece=piece), layout) for piece in ranges), *there], False
+        assert is_lake(self._sink)
         target = [TargetPiece(self._sink, piece, layout) for piece in scan.pieces]
         intervals = self._sample(described, scan, layout)
         if intervals is None:
@@ -314,7 +315,7 @@ class Prover:
     def _sample(self, described: Table, scan: TableScan, layout: RowLayout) -> list[sample.Interval] | None:
         """The intervals of the key that are compared; None: all."""
         percent = self._options.sample
-        if percent is None or percent >= 100 or not described.key or not scan.pieces:
+        if percent is None or percent >= 100 or not described.key or not scan.pieces or not is_lake(self._sink):
             return None
         [column] = [each for each in described.columns if each.name == described.key[0]]
         key = layout.schema.field(column.name)
@@ -329,7 +330,7 @@ class Prover:
         """How many of these texts, which the target cannot hold, are not in the table's rejects."""
         missing = set(rejected)
         name = Rejects.table(known.table)
-        if missing and self._sink.count(name):
+        if missing and is_lake(self._sink) and self._sink.count(name):
             for piece in self._sink.scan(name, self._sink.version(name)).pieces:
                 for batch in self._sink.read(piece, ["value"]):
                     missing.difference_update(batch.column("value").unique().to_pylist())

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from walmere.sinks.base import Sink
+from walmere.sinks.base import LakeSink
 from walmere.verify.fingerprint import Side, register
 
 _INTERVALS: Final = 200
@@ -49,7 +49,7 @@ class Interval:
 class KeySample:
     """A task: sample keys of a piece."""
 
-    sink: Sink
+    sink: LakeSink
     piece: Any
     key: pa.Field  # the first column of the key
     count: int

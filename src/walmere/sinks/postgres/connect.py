@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Iterator
@@ -61,6 +62,14 @@ def reused(address: Address, application_name: str) -> Iterator[Connection]:
         _open[name] = connection
     if unused is not None:
         unused.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what this process has kept; not what it has from the process that it was forked from."""
+    for (pid, _), connection in _open.items():
+        if pid == os.getpid():
+            connection.close()
 
 
 @contextmanager

@@ -85,9 +85,8 @@ def apply_rows(
         for number, each in enumerate(changes):
             for piece in copy_text(_staged(number, each)):
                 copy.write(piece)
-        for truncate in truncates:
-            text = truncate.statement.replace("\\", "\\\\")
-            copy.write(f"{truncate.commit_lsn}\t{truncate.sequence}\t-1\tT\t\\N\t{{{_quoted(text)}}}\t\\N\n".encode())
+        for piece in copy_text(_staged_truncates(truncates)):
+            copy.write(piece)
     try:
         with connection.transaction():
             connection.execute(_block(state, changes, None, our_origins))
@@ -103,9 +102,26 @@ def apply_rows(
         raise _conflict(error) from None
 
 
-def _quoted(text: str) -> str:
-    inner = text.replace('"', '\\\\"')
-    return f'"{inner}"'
+def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:
+    """Rows of the temporary table whose new value is a statement."""
+    count = len(truncates)
+    statements = pa.array([each.statement.encode() for each in truncates], pa.binary())
+    return pa.table(
+        {
+            "commit_lsn": _numbers(np.array([each.commit_lsn for each in truncates], np.int64)),
+            "sequence": _numbers(np.array([each.sequence for each in truncates], np.int64)),
+            "relation": _numbers(np.full(count, -1)),
+            "kind": pa.array([b"T"] * count, pa.binary()),
+            "old": pa.nulls(count, pa.binary()),
+            "new": array_rows([statements]),
+            "unchanged": pa.nulls(count, pa.binary()),
+        }
+    )
+
+
+def _numbers(values: Any) -> pa.Array:
+    """Numbers as text."""
+    return pa.array(values).cast(pa.string()).cast(pa.binary())
 
 
 def _staged(number: int, changes: RowChanges) -> pa.Table:
@@ -114,15 +130,12 @@ def _staged(number: int, changes: RowChanges) -> pa.Table:
     if any(mask is not None for mask in changes.unchanged):
         unchanged = array_rows([_flags(mask, count) for mask in changes.unchanged])
 
-    def text(values: Any) -> pa.Array:
-        return pa.array(values).cast(pa.string()).cast(pa.binary())
-
     return pa.table(
         {
-            "commit_lsn": text(changes.commit_lsn.astype(np.int64)),
-            "sequence": text(changes.sequence.astype(np.int64)),
-            "relation": text(np.full(count, number)),
-            "kind": pa.array([chr(each) for each in changes.kind], pa.string()).cast(pa.binary()),
+            "commit_lsn": _numbers(changes.commit_lsn.astype(np.int64)),
+            "sequence": _numbers(changes.sequence.astype(np.int64)),
+            "relation": _numbers(np.full(count, number)),
+            "kind": pa.array(changes.kind.view("S1"), pa.binary()),
             "old": array_rows(changes.old.columns),
             "new": array_rows(changes.new.columns),
             "unchanged": unchanged,
@@ -175,7 +188,7 @@ def _block(
         for number, each in enumerate(changes)
     ]
     body = SQL(
-        "DECLARE r record; affected int8; failed_constraint text; failed_message text; failed_detail text;\n"
+        "DECLARE r record; affected int8; failed_constraint text; failed_message text;\n"
         "BEGIN\n"
         "FOR r IN SELECT * FROM pg_temp.walmere_changes ORDER BY commit_lsn, sequence LOOP\n"
         "CASE r.relation WHEN -1 THEN EXECUTE (r.new)[1];\n{}\nEND CASE;\nEND LOOP;\nEND"

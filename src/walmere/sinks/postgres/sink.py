@@ -258,10 +258,6 @@ class PostgresSink:
         """All rows as they are now, or in the snapshot of `pinned`; in pieces, if the table is large enough."""
         return scanning.scan(self.address, self.snapshot, table, at_least)
 
-    def read(self, piece: scanning.Piece, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece, as text, from within a task."""
-        raise NotImplementedError  # `copy_text` reads them
-
     def copy_text(self, piece: scanning.Piece, columns: Mapping[str, str]) -> Iterator[bytes]:
         """The rows of a piece as COPY's text, from within a task: these columns, each as a type of the source."""
         return scanning.copy_text(self.address, piece, columns)
