@@ -24,32 +24,24 @@ from typing import TYPE_CHECKING, Any
 
 from walmere import config as configuration
 from walmere import paths
-from walmere.changelog.manifest import Manifest
-from walmere.changelog.reader import LoggedTransaction, Reader
 from walmere.config import Config, PostgresTarget
 from walmere.errors import ChangeLogError, ChangeLogInUse, ConfigError, WalmereError
 from walmere.libpq import check_dsn
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
-from walmere.pgoutput.relation import RelationVersion
-from walmere.publisher import catalog, slot
-from walmere.publisher.connect import connect, translate_errors
-from walmere.publisher.finding import Finding
-from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
-from walmere.subscription import requests, skipping
-from walmere.subscription.check import check
-from walmere.subscription.receiver import Receiver
-from walmere.subscription.sink import sink_of
-from walmere.subscription.status import status as status_of
-from walmere.subscription.tables import Tables
 
+# A method imports what it alone needs: the receiver and `walmere status` are started often, and must start fast.
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from walmere.changelog.reader import LoggedTransaction
+    from walmere.publisher.finding import Finding
     from walmere.reads.lake import Lake
     from walmere.running import OnProgress
+    from walmere.sinks.base import Sink
     from walmere.subscription.launcher import Launcher
+    from walmere.subscription.receiver import Receiver
     from walmere.verify.proof import Proof, Verdict, VerifyOptions
 
 
@@ -81,21 +73,31 @@ class Subscription:
 
     def check(self) -> list[Finding]:
         """Check the source and this machine. Each problem and warning comes with its fix."""
+        from walmere.subscription.check import check
 
         def require_java() -> None:
             from walmere.spark.session import require_java
 
             require_java()
 
-        target = None if self.config.target is None else sink_of(self.config, self.file)
-        return check(self.config, require_java, target)
+        return check(self.config, require_java, self._sink())
+
+    def _sink(self) -> Sink | None:
+        from walmere.subscription.sink import sink_of
+
+        return None if self.config.target is None else sink_of(self.config, self.file)
 
     def status(self) -> dict[str, Any]:
         """Positions of the source and of the subscription, lag, and the state of the tables."""
-        return status_of(self.config, None if self.config.target is None else sink_of(self.config, self.file))
+        from walmere.subscription.status import status
+
+        return status(self.config, self._sink())
 
     def source_position(self) -> Lsn:
         """The end of the source's WAL: everything that is committed now is before it."""
+        from walmere.publisher import catalog
+        from walmere.publisher.connect import connect, translate_errors
+
         doing = translate_errors(self.config.source, "reading the WAL position of the source")
         with doing, closing(connect(self.config.source, "walmere")) as connection:
             return catalog.insert_position(connection)
@@ -105,6 +107,8 @@ class Subscription:
 
         `once`: until everything that the source has committed by now is durable.
         """
+        from walmere.subscription.receiver import Receiver
+
         require_usable(self.directory)
         with self._stoppable():
             return self._work(Receiver(self.config), self._until(until, once)) or INVALID_LSN
@@ -175,6 +179,8 @@ class Subscription:
         """Leave out the transaction with this commit LSN, as ALTER SUBSCRIPTION … SKIP."""
         if not isinstance(self.config.target, PostgresTarget):
             raise ConfigError("skipping a transaction", "only a database as the target can skip one")
+        from walmere.subscription import skipping
+
         skipping.request(self.directory, lsn)
 
     def transactions(
@@ -184,6 +190,8 @@ class Subscription:
 
         `table`: only changes of this table, by name or schema.name. `follow`: while it returns true, wait for more.
         """
+        from walmere.changelog.reader import Reader
+
         wanted = (
             None
             if table is None
@@ -196,6 +204,10 @@ class Subscription:
 
     def _require_known(self, table: str, *, refuse: bool) -> None:
         """Refuse a table that neither the log nor the subscription knows, or only warn: it may be added later."""
+        from walmere.changelog.manifest import Manifest
+        from walmere.pgoutput.relation import RelationVersion
+        from walmere.subscription.tables import Tables
+
         with Manifest(self.config.changelog) as log:
             versions = [entry.relation for entry in log.entries() if isinstance(entry, RelationVersion)]
         known = {TableName(relation.namespace, relation.name) for relation in versions}
@@ -214,6 +226,9 @@ class Subscription:
         Until a new copy is complete, readers see the old one; the other tables go on. Without `wait`, only the request
         is written.
         """
+        from walmere.subscription import requests
+        from walmere.subscription.tables import Tables
+
         wanted = requests.find(Tables(self.directory), tables)
         requests.add(self.directory, wanted)
         if wait and self.running:
@@ -260,11 +275,13 @@ class Subscription:
         The target's tables stay as they are; a database loses what Walmere has stored in its own schema.
         `keep_slot`: do not connect to the source, because it or the slot is gone.
         """
+        from walmere.sinks.postgres.sink import PostgresSink
+
         changelog = self.config.changelog
         lock = Lock(changelog) if changelog.exists() else None
         try:
             done = [f"kept slot {self.config.source.slot}" if keep_slot else self._drop_slot()]
-            target = None if self.config.target is None else sink_of(self.config, self.file)
+            target = self._sink()
             if isinstance(target, PostgresSink):
                 done += target.drop()
         except WalmereError:
@@ -291,6 +308,9 @@ class Subscription:
         return [*done, f"deleted the change log in {self.directory}"]
 
     def _drop_slot(self) -> str:
+        from walmere.publisher import slot
+        from walmere.publisher.connect import connect, translate_errors
+
         source = self.config.source
         with closing(connect(source, "walmere drop")) as connection:
             with translate_errors(source, f"reading replication slot {source.slot}"):

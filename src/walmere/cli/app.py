@@ -15,17 +15,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 import typer
 
 import walmere
-from walmere.api import Subscription
 from walmere.errors import ConfigError, NotCompared, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.storage import write_error
 
 # Other modules are imported by the commands that need them: `receive` is started often and must start fast.
+if TYPE_CHECKING:
+    from walmere.api import Subscription
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,7 +112,7 @@ def check(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
     from walmere.cli import output
     from walmere.libpq import describe
 
-    subscription = Subscription(config)
+    subscription = walmere.Subscription(config)
     report = subscription.check()
     output.findings(describe(subscription.config.source), report, as_json=json)
     if any(finding.level == "problem" for finding in report):
@@ -132,7 +132,7 @@ def receive(
     logging.getLogger().setLevel(logging.INFO)
     _set_log_format("%(asctime)s %(levelname)s %(message)s")
     with _write_error_to(error_file):
-        subscription = Subscription(config)
+        subscription = walmere.Subscription(config)
         with _stopped_by_signals(subscription):
             durable = subscription.receive(until, once=once)
     print(f"everything before {durable} is durable in {subscription.config.changelog}", file=sys.stderr)
@@ -153,7 +153,7 @@ def run(
     """Copy tables that are not copied yet to the target, then apply changes, until stopped."""
     from walmere.cli import output
 
-    subscription = Subscription(config)
+    subscription = walmere.Subscription(config)
     with _stopped_by_signals(subscription):
         subscription.run(until, once=once, on_progress=output.progress if json else None, take_over=take_over)
 
@@ -165,7 +165,7 @@ def resync(
     wait: Annotated[bool, typer.Option(help="Wait until the new copies are complete.")] = True,
 ) -> None:
     """Copy tables again. Until a new copy is complete, readers see the old one; the other tables go on."""
-    subscription = Subscription(config)
+    subscription = walmere.Subscription(config)
     running = subscription.running
     with contextlib.nullcontext() if running else _stopped_by_signals(subscription):
         names = ", ".join(map(str, subscription.resync(tables, wait=wait)))
@@ -181,7 +181,7 @@ def skip(
     config: ConfigFile = _DEFAULT,
 ) -> None:
     """Leave out a transaction that cannot be applied to the target, as ALTER SUBSCRIPTION … SKIP."""
-    Subscription(config).skip(lsn)
+    walmere.Subscription(config).skip(lsn)
     print(f"the transaction with the commit LSN {lsn} will be left out")
 
 
@@ -207,7 +207,7 @@ def verify(
     from walmere.cli import comparing
     from walmere.verify.proof import VerifyOptions
 
-    subscription = Subscription(config)
+    subscription = walmere.Subscription(config)
     options = VerifyOptions(sample=sample, show_values=show_values, examples=examples)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the command as Ctrl-C does
     try:
@@ -229,6 +229,8 @@ def _write_error_to(path: Path | None) -> Iterator[None]:
         yield
     except (WalmereError, OSError) as error:
         if path is not None:
+            from walmere.storage import write_error
+
             known = error if isinstance(error, WalmereError) else WalmereError("receiving", str(error))
             write_error(path, known)
         raise
@@ -290,7 +292,9 @@ def log(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the command as Ctrl-C does
     try:
-        for transaction in Subscription(config).transactions(start or INVALID_LSN, table, follow=lambda: follow):
+        for transaction in walmere.Subscription(config).transactions(
+            start or INVALID_LSN, table, follow=lambda: follow
+        ):
             output.transaction(transaction, as_json=json)
     except KeyboardInterrupt:
         pass
@@ -303,7 +307,7 @@ def status(config: ConfigFile = _DEFAULT, json: AsJson = False) -> None:
     """Show slot, positions, lag and tables. Exits with 1 if the source does not answer."""
     from walmere.cli import output
 
-    state = Subscription(config).status()
+    state = walmere.Subscription(config).status()
     output.status(state, as_json=json)
     if state["error"] is not None:
         raise typer.Exit(1)
@@ -315,5 +319,5 @@ def drop(
     keep_slot: Annotated[bool, typer.Option(help="Do not connect to the source: it or the slot is gone.")] = False,
 ) -> None:
     """Drop the replication slot, and delete the change log and all state. The target's tables stay as they are."""
-    for line in Subscription(config).drop(keep_slot=keep_slot):
+    for line in walmere.Subscription(config).drop(keep_slot=keep_slot):
         print(line)

@@ -9,6 +9,7 @@ The loop in `read` is the only place that handles every message in Python, so it
 from __future__ import annotations
 
 import fcntl
+import gc
 import select
 import sys
 import termios
@@ -90,6 +91,7 @@ class Stream:
         get, consume, append = self._pgconn.get_copy_data, self._pgconn.consume_input, frames.append
         total = 0
         looked = False
+        gc.disable()  # thousands of new objects, none in a cycle: looking for garbage would take half of the time
         try:
             while total < limit:
                 length, data = get(1)
@@ -112,6 +114,8 @@ class Stream:
         except OperationalError as error:
             with translate_errors(self._source, f"reading from replication slot {self._source.slot}"):
                 raise error
+        finally:
+            gc.enable()
         return total, False
 
     def wait(self, seconds: float) -> bool:
