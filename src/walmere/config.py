@@ -209,7 +209,7 @@ class Maintenance(_Section):
 
     deleted_share: float = Field(default=0.1, gt=0, le=1)
     """Rewrite a file when this share of its rows is deleted."""
-    file_bytes: int = Field(default=128 << 20, ge=1 << 16, le=1 << 30)
+    file_bytes: int = Field(default=256 << 20, ge=1 << 16, le=1 << 30)
     """The size of new files, at most; small files are joined up to it."""
     bytes_per_hour: int = Field(default=20 << 30, ge=0)
     """Rewrite at most this many bytes per hour."""

@@ -64,6 +64,13 @@ def test_while_behind_a_batch_waits_for_more_but_not_for_ever(database18: Databa
     database18.execute("INSERT INTO t VALUES (1)")
     receive_all(database18, config)
     assert planner.end_of_batch(start, 1 << 20) == start, "more may come"
+    until = planner.end_lsn
+    ends = Planner(config.changelog, until=until, clock=lambda: time[0])
+    assert ends.end_of_batch(start, 1 << 20) == until, "the run ends there"
+    ends.close()
+    ends = Planner(config.changelog, until=Lsn(until + 1), clock=lambda: time[0])
+    assert ends.end_of_batch(start, 1 << 20) == start, "the run ends later"
+    ends.close()
     assert planner.end_of_batch(start, 1) > start, "it is large enough"
     time[0] += plan.QUIET_SECONDS * 1.1
     assert planner.end_of_batch(start, 1 << 20) > start, "nothing more has come"

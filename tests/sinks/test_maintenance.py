@@ -381,7 +381,7 @@ def simulate(count: int, row: int, file_size: int, footer: int = 1500) -> tuple[
         files.append(DataFile(f"batch {number}", footer + row))
         first += footer + row
         if number % JOIN_FILES == JOIN_FILES - 1:
-            small = [file for file in files if file.size < file_size // 2]
+            small = [file for file in files if file.size < file_size // 4]
             for place, group in enumerate(maintenance._similar(small, file_size)):
                 assert len(group) > 1
                 size = footer + sum(file.size - footer for file in group)
@@ -397,10 +397,10 @@ def simulate(count: int, row: int, file_size: int, footer: int = 1500) -> tuple[
 @pytest.mark.parametrize(
     ("row", "file_size", "factor", "most"),
     [
-        (20, 128 << 20, 0.8, 25),
-        (1000, 128 << 20, 2.0, 40),
-        (100_000, 128 << 20, 4.0, 50),
-        (100_000, 16 << 20, 3.5, 300),
+        (20, 256 << 20, 0.8, 25),
+        (1000, 256 << 20, 2.0, 40),
+        (100_000, 256 << 20, 4.0, 50),
+        (100_000, 16 << 20, 3.5, 400),
     ],
 )
 def test_upkeep_writes_a_row_once_per_level_of_sizes(row: int, file_size: int, factor: float, most: int) -> None:

@@ -451,7 +451,7 @@ def test_a_run_that_is_told_to_end_does_not_wait_for_its_copies(database18: Data
 class TooSlow:
     """A query as Spark leaves it if the Python process of its source was not there within ten seconds."""
 
-    def __init__(self, interval: float) -> None:
+    def __init__(self, interval: float, until: Lsn | None) -> None:
         pass
 
     def stop(self) -> None:
@@ -467,10 +467,10 @@ def test_a_query_that_spark_had_no_patience_with_is_started_again(database18: Da
     mirror.run_once()
     database18.execute("INSERT INTO t VALUES (1)")
     launcher = mirror.launcher()
-    starts: list[Callable[[float], Any]] = [launcher.apply.start, TooSlow, TooSlow]
+    starts: list[Callable[[float, Lsn | None], Any]] = [launcher.apply.start, TooSlow, TooSlow]
 
-    def start(interval: float) -> Any:
-        return starts.pop()(interval)
+    def start(interval: float, until: Lsn | None) -> Any:
+        return starts.pop()(interval, until)
 
     launcher.apply.start = start  # type: ignore[method-assign]
     launcher.run(insert_position(database18))

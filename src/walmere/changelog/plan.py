@@ -105,10 +105,15 @@ class Planner:
         *,
         wait_for_more: bool = True,
         two_phase: bool = False,
+        until: Lsn | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`wait_for_more`: while behind the source, make larger batches. `two_phase`: see `TwoPhase`."""
+        """`wait_for_more`: while behind the source, make larger batches. `two_phase`: see `TwoPhase`.
+
+        `until`: the run ends at this LSN, so a batch does not wait for what comes after it.
+        """
         self._two_phase = two_phase
+        self._until = until
         self._directory = directory
         self._wait_for_more = wait_for_more
         self._now = clock
@@ -268,7 +273,7 @@ class Planner:
         self._known_from = max(self._known_from, before)
 
     def _should_wait(self, commit_time: int | None) -> bool:
-        if not self._wait_for_more:
+        if not self._wait_for_more or (self._until is not None and self._end >= self._until):
             return False
         now = self._now()
         behind = commit_time is not None and now - commit_time / 1e6 > BEHIND_SECONDS

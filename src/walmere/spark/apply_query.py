@@ -200,8 +200,10 @@ class Apply:
         if changed:
             self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.entries())
 
-    def start(self, interval: float = 0.0) -> StreamingQuery:
+    def start(self, interval: float = 0.0, until: Lsn | None = None) -> StreamingQuery:
         """Start the query. It runs until stopped. Batches begin at least `interval` seconds after each other.
+
+        `until`: the LSN at which the run ends, so that its last batch does not wait for more.
 
         Each start has a new checkpoint, because the positions of the tables say where to continue. Spark does not fsync
         a checkpoint, and one that was damaged by a crash would make the start fail.
@@ -211,11 +213,11 @@ class Apply:
         self._error = None
         reserve_error(self._planner_error)
         try:
-            return self._start(interval)
+            return self._start(interval, until)
         except Py4JJavaError as error:
             raise self.error or from_spark(error) from None
 
-    def _start(self, interval: float) -> StreamingQuery:
+    def _start(self, interval: float, until: Lsn | None) -> StreamingQuery:
         checkpoint = self._directory / paths.CHECKPOINT
         if checkpoint.is_dir() and not checkpoint.is_symlink():
             shutil.rmtree(checkpoint)
@@ -229,6 +231,7 @@ class Apply:
             .option("spread", self._sink.spreads)
             .option("transactional", self._sink.transactional)
             .option("two_phase", self._sink.two_phase)
+            .options(**({} if until is None else {"until": str(until)}))
             .load()
         )
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)

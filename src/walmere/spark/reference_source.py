@@ -37,12 +37,14 @@ class _References(DataSourceStreamReader):
     @property
     def _batches(self) -> Batches:
         if self._opened is None:
+            from walmere.lsn import Lsn
             from walmere.subscription.batches import Batches
 
             settings = {name: self._options[name] == "true" for name in ("spread", "transactional", "two_phase")}
             parallelism = int(self._options["parallelism"])
             directory = Path(self._options["directory"])
-            self._opened = Batches(directory, parallelism, **settings)
+            until = Lsn.parse(self._options["until"]) if "until" in self._options else None
+            self._opened = Batches(directory, parallelism, until=until, **settings)
         return self._opened
 
     def initialOffset(self) -> dict[str, str]:

@@ -23,7 +23,9 @@ from walmere.subscription.pace import next_batch
 from walmere.subscription.tables import Tables
 
 MAX_BATCH_BYTES: Final = 64 << 20
-"""Bytes of the log in one batch, at most."""
+"""Bytes of the log in one batch, at most, divided over all tasks."""
+MAX_TRANSACTION_BYTES: Final = 16 << 20
+"""The same, if one task applies it as a transaction: a backlog is applied while more of it is received."""
 MIN_TASK_BYTES: Final = 8 << 20
 """Bytes of the log per task, at least, if several tasks write one table."""
 MIN_PART_BYTES: Final = 4 << 20
@@ -48,17 +50,20 @@ class Batches:
         spread: bool = False,
         transactional: bool = False,
         two_phase: bool = False,
+        until: Lsn | None = None,
     ) -> None:
         """`spread`: the sink can apply the parts of a batch of one table in several tasks.
 
         `transactional`: one task applies a batch of all tables. `two_phase`: the target prepares transactions.
+        `until`: the LSN at which the run ends.
         """
         self._transactional = transactional
+        self._max_bytes = MAX_TRANSACTION_BYTES if transactional else MAX_BATCH_BYTES
         self._spread = spread
         self._directory = directory
         self._parallelism = parallelism
         self._end: Lsn | None = None
-        self._planner = Planner(self._log, two_phase=two_phase)
+        self._planner = Planner(self._log, two_phase=two_phase, until=until)
         self._turn = 0
         self._last_change: object = None
 
@@ -77,7 +82,7 @@ class Batches:
             self._end = last.lsn if last is not None else self._planner.start_lsn
         if next_batch(self._directory) is not None and not cuts.active(self._directory).at:
             return {"lsn": str(self._end), "turn": str(self._turn)}
-        before, self._end = self._end, self._planner.end_of_batch(self._end, MAX_BATCH_BYTES, self._cut)
+        before, self._end = self._end, self._planner.end_of_batch(self._end, self._max_bytes, self._cut)
         if before == self._end and self._tables_are_behind():
             self._turn += 1  # another offset makes Spark run another batch, for these tables only
         return {"lsn": str(self._end), "turn": str(self._turn)}

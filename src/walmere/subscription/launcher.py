@@ -83,8 +83,8 @@ class ApplyWorker(Protocol):
     def prepare(self, log_start: Lsn) -> None:
         """Compare state and target, and repair them. Call it under the run's lock, before anything is received."""
 
-    def start(self, interval: float) -> Any:
-        """Start the query. Batches begin at least `interval` seconds after each other."""
+    def start(self, interval: float, until: Lsn | None) -> Any:
+        """Start the query. Batches begin at least `interval` seconds after each other. `until`: where the run ends."""
 
     def record_copies(self) -> None:
         """In a run that needed no query: write to the ledger that all tables were copied at one LSN."""
@@ -325,7 +325,7 @@ class Launcher:
         """Start the query. Returns None if the start has to be retried."""
         self._applied_at_start = self.apply.applied
         try:
-            query: Query = self.apply.start(self.apply.sink.batch_interval if until is None else 0.0)
+            query: Query = self.apply.start(self.apply.sink.batch_interval if until is None else 0.0, until)
         except Exception as error:  # Spark starts Python processes here, which can fail
             self._retry_or_raise(error, until)
             return None

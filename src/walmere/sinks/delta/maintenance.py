@@ -82,7 +82,7 @@ def plan(tables: DeltaTables, table: TableName, identity: Identity | None, limit
         rows = file.rows(directory)
         if file.vector is not None and (not tables.deletion_vectors or file.deleted >= limits.deleted_share * rows):
             purged.append(file)
-        elif file.size < tables.file_size // 2:
+        elif file.size < tables.file_size // 4:
             small.append(file)
     groups = [*_joined(purged, tables.file_size), *_similar(small, tables.file_size)]
     return [Work(table, found.arrow_schema, tuple(group), identity) for group in groups]

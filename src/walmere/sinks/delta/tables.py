@@ -44,8 +44,8 @@ PROPERTIES: Final[Mapping[str, str]] = {
     # A checkpoint has all files and tombstones, so it is written rarely. Readers read the commits after it.
     "delta.checkpointInterval": "100",
 }
-FILE_SIZE: Final = 128 << 20
-"""Bytes. With deletion vectors, a changed row does not rewrite its file."""
+FILE_SIZE: Final = 256 << 20
+"""Bytes. With deletion vectors, a changed row does not rewrite its file, and every batch names the files it changes."""
 REWRITTEN_FILE_SIZE: Final = 16 << 20
 """Bytes. Without deletion vectors, one changed row rewrites one file, so files are smaller."""
 
