@@ -20,12 +20,14 @@ from conftest import Database, server_of
 from sinks.histories import UNCHANGED, Change, History, Row, keyed_histories, multiset_histories, same_rows
 from walmere.apply.decode import TextChanges, Truncation
 from walmere.apply.fold import Changes
+from walmere.apply.fold_rows import fold_rows
 from walmere.apply.transaction import TableChanges, apply_changes
 from walmere.config import PostgresTarget
 from walmere.errors import ColumnMissing, Conflict, SinkConflict, SinkMismatch, SinkRefused
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
+from walmere.sinks.postgres import statements
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.sinks.postgres.text import copy_text
 from walmere.testing.server import Server
@@ -461,6 +463,25 @@ def test_a_table_that_is_copied_again_keeps_columns_of_its_own(database: Databas
     database.execute("UPDATE t SET mine = id")
     begin(sink, row(2, count=5), row(3), lsn=300)
     assert sorted(database.rows("SELECT id, count, mine FROM t")) == [(2, 5, 2), (3, 0, None)]
+
+
+def test_rows_are_found_by_the_index_however_many_change(database: Database, sink: PostgresSink) -> None:
+    """Otherwise the planner reads the whole table for a batch of this size."""
+    begin(sink, *(row(number) for number in range(20_000)))
+    database.execute("ANALYZE t")
+    updates = changes_of([update(number, count=1) for number in range(0, 20_000, 5)])
+    deletes = changes_of([delete(number) for number in range(1, 20_000, 5)])
+    with sink.transaction([TABLE]) as transaction:
+        for changes in (updates, deletes):
+            net = fold_rows(changes.changes, BY_ID)
+            [statement] = statements.changes_of(transaction.relations[TABLE], net)
+            for by_index, expected in ((True, "Index Scan"), (False, "Seq Scan")):
+                transaction.connection.execute(statements.plans(by_index=by_index))
+                explain = psycopg.sql.SQL("EXPLAIN ") + statement.query
+                lines = transaction.connection.execute(explain, statement.parameters).fetchall()
+                assert any(expected in line and " t " in line for (line,) in lines), lines
+    do(sink, *(update(number, count=1) for number in range(0, 20_000, 5)))
+    assert database.rows("SELECT count(*) FROM t WHERE count = 1") == [(4000,)]
 
 
 def test_a_truncate_that_is_applied_row_by_row_may_have_any_name(database: Database) -> None:

@@ -1,6 +1,10 @@
 """The statements that apply the net effect of a batch to one table, set by set. Values are parameters of type text[].
 
 No staging table is needed: `unnest` of the parameters is the set, the planner knows its size, and no catalog grows.
+
+From some thousand keys on, the planner would rather read the whole table once than look up each key in the index. But
+the cost of a batch must follow its changes, not the size of the table. So these plans are switched off where there is
+an index.
 """
 
 from __future__ import annotations
@@ -30,6 +34,14 @@ class Statement:
     parameters: Sequence[Any]
     rows: int
     matches: Composed | None = None  # the FROM and WHERE clauses that find the rows as t; None: a multiset has no key
+    by_index: bool = True  # an index finds the rows; otherwise the whole table is read
+
+
+def plans(*, by_index: bool) -> Composed:
+    """The statement that lets the planner find rows only by an index, or as it likes, in this transaction."""
+    values = SQL("set_config({}, {}, true)")
+    names = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan")
+    return SQL("SELECT ") + SQL(", ").join(values.format(name, "off" if by_index else "on") for name in names)
 
 
 def copy_into(table: Composable, names: Sequence[str]) -> Composed:
@@ -97,12 +109,17 @@ def _delete_counted(relation: TargetRelation, deletes: pa.Table, copies: NDArray
     )
     counts = pa.array(copies.astype(str).tolist(), pa.string()).cast(pa.binary())
     parameters = [text_array(column) for column in deletes.columns]
-    return Statement(query, [*parameters, text_array(counts)], int(copies.sum()))
+    by_index = _has_primary_key(relation, deletes.column_names)
+    return Statement(query, [*parameters, text_array(counts)], int(copies.sum()), by_index=by_index)
+
+
+def _has_primary_key(relation: TargetRelation, names: Sequence[str]) -> bool:
+    return bool(relation.primary_key) and set(relation.primary_key) <= set(names)
 
 
 def _primary_key(relation: TargetRelation, names: Sequence[str]) -> Composable:
     """A condition by which an index finds the rows, if there is one."""
-    if not relation.primary_key or not set(relation.primary_key) <= set(names):
+    if not _has_primary_key(relation, names):
         return SQL("")
     same = SQL("t.{} {} w.{} AND ")
     return SQL("").join(

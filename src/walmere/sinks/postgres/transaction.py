@@ -29,7 +29,7 @@ from walmere.sinks.postgres.connect import Connection, connect, reused, translat
 from walmere.sinks.postgres.relation import TargetRelation, read_relations
 from walmere.sinks.postgres.rows import RowChanges, TruncateRows, apply_rows, record_conflict, written_by_others
 from walmere.sinks.postgres.state import State, StoredTable
-from walmere.sinks.postgres.statements import Statement, changes_of, copy_into
+from walmere.sinks.postgres.statements import Statement, changes_of, copy_into, plans
 from walmere.sinks.postgres.text import copy_text
 
 
@@ -56,6 +56,7 @@ class TargetTransaction:
         try:
             with self.connection.transaction():
                 for statement in changes_of(relation, net):
+                    self.connection.execute(plans(by_index=statement.by_index))
                     if self._written_by_others(statement):
                         raise _RowsMissing
                     done = self.connection.execute(statement.query, statement.parameters)
