@@ -9,7 +9,7 @@ an index.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -77,7 +77,7 @@ def _part(rows: pa.Table, some: slice) -> pa.Table:
 
 def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:
     places = {name: f"k{number}" for number, name in enumerate(keys.column_names)}
-    values, same = _set(list(places.values())), _same_key(relation, places)
+    values, same = _set(relation, list(places.values()), places), _same_key(relation, places)
     query = SQL("DELETE FROM {} AS t USING {} WHERE {}").format(relation.only, values, same)
     matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, values, same)
     return Statement(query, [text_array(column) for column in keys.columns], len(keys), matches)
@@ -154,19 +154,22 @@ def _update(
     if not assignments:  # a table whose columns are all in the key: an UPDATE changes nothing
         plain = next(each for each in relation.columns.values() if each.identity != "a" and not each.generated)
         assignments = [SQL("{0} = t.{0}").format(plain.sql)]
+    values, same = _set(relation, places, keys), _same_key(relation, keys)
     query = SQL("UPDATE {} AS t SET {} FROM {} WHERE {}").format(
-        relation.only,
-        SQL(", ").join(assignments),
-        _set(places),
-        SQL(" AND ").join([_same_key(relation, keys), *conditions]),
+        relation.only, SQL(", ").join(assignments), values, SQL(" AND ").join([same, *conditions])
     )
-    matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, _set(places), _same_key(relation, keys))
+    matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, values, same)
     return Statement(query, parameters, len(updates), matches)
 
 
-def _set(places: Sequence[str]) -> Composed:
+def _set(relation: TargetRelation, places: Sequence[str], keys: Mapping[str, str]) -> Composed:
+    """The parameters as a set of rows s. In the order of the primary key, neighbouring rows are found together."""
     arrays = SQL(", ").join(SQL(f"${number + 1}::text[]") for number in range(len(places)))
-    return SQL("unnest({}) AS s({})").format(arrays, SQL(", ").join(map(SQL, places)))
+    rows = SQL("unnest({}) AS s({})").format(arrays, SQL(", ").join(map(SQL, places)))
+    if set(keys) != set(relation.primary_key):  # a type in another unique index need not have an order
+        return rows
+    order = SQL(", ").join(SQL(f"{keys[name]}::{relation.columns[name].type}") for name in relation.primary_key)
+    return SQL("(SELECT * FROM {} ORDER BY {}) AS s").format(rows, order)
 
 
 def _same_key(relation: TargetRelation, places: dict[str, str]) -> Composed:
