@@ -124,10 +124,18 @@ def test_settings_of_output_and_input_change_no_value(both: SideBySide) -> None:
             f"ALTER DATABASE {database.name} SET TimeZone = 'America/St_Johns'",
             f"ALTER DATABASE {database.name} SET standard_conforming_strings = off",
         )
+    query = "SELECT t::text FROM t ORDER BY 1"  # in sessions that have the defaults
+    if both.native.major < 15:  # a native subscription of 14 cannot read these dates: it asks for no settings
+        both.subscribe()
+        both.sync_ours()
+        both.source(*_rows("t", 100))
+        both.sync_ours()
+        assert both.ours.rows(query) == both.publisher.rows(query)
+        return
     both.start()
     both.source(*_rows("t", 100))
     both.sync()
-    both.assert_equal("SELECT t::text FROM t ORDER BY 1", source=True)  # in sessions that have the defaults
+    both.assert_equal(query, source=True)
 
 
 def test_rows_are_found_by_all_values_with_replica_identity_full(both: SideBySide) -> None:
