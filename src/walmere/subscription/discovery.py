@@ -43,14 +43,16 @@ class Discovery:
         self._tables = tables
         self._gather = gather
         self._altered: dict[int, _Altered] = {}
+        self._leaving: dict[int, Lsn] = {}  # tables that are not published any more, but have not reached this LSN
         self._previous: dict[int, PublishedTable] = {}
         self.changed: set[int] = set()
         """Tables that wait for a copy and were altered since the last read: a copy may succeed now."""
 
     @property
     def altered_lsn(self) -> Lsn | None:
-        """The LSN that tables have to reach before their targets can adopt the definitions in the catalogs."""
-        return max((each.lsn for each in list(self._altered.values())), default=None)
+        """The LSN that tables have to reach before their targets can adopt what the catalogs show."""
+        lsns = [each.lsn for each in list(self._altered.values())]
+        return max([*lsns, *list(self._leaving.values())], default=None)
 
     def refresh(self) -> None:
         """Update the states of the tables: which are published, and what was altered."""
@@ -62,11 +64,17 @@ class Discovery:
             catalog.require_publications(connection, self._source.publications)
             published = catalog.published_tables(connection, self._source.publications, self._gather)
             now = {each.oid: each for each in published}
+            names = {TableName(each.schema, each.name) for each in published}
             changes: dict[int, Callable[[TableState], TableState]] = {}
+            leaving: dict[int, Lsn] = {}
             for known in [each for each in self._tables if each.published and not each.of_messages]:
                 its = now.get(known.oid)
                 if its is None or known.table != (its.schema, its.name):
-                    changes[known.oid] = state.unpublished
+                    lsn = None if known.table in names else self._leaves_at(connection, known)
+                    if lsn is None or known.applied_lsn >= lsn:
+                        changes[known.oid] = state.unpublished
+                    else:
+                        leaving[known.oid] = lsn
                 elif (change := self._change(connection, known, its)) is not None:
                     changes[known.oid] = change
         waiting = {each.oid for each in self._tables if each.waits_for_copy}
@@ -75,6 +83,7 @@ class Discovery:
         if changes:
             self._tables.change(changes)
         self._altered = {oid: each for oid, each in self._altered.items() if oid in now and oid not in changes}
+        self._leaving = leaving
         messages = self._tables.get(MESSAGES_OID)
         require_other_name(None if messages is None else messages.table, ((its.schema, its.name) for its in published))
         new = [TableState(TableName(its.schema, its.name), oid) for oid, its in now.items() if oid not in self._tables]
@@ -114,15 +123,30 @@ class Discovery:
         noticed = self._altered.get(known.oid)
         if noticed is not None and noticed.shape == shape:
             return functools.partial(_wait_for_definition, shape) if known.applied_lsn >= noticed.lsn else None
-        # read after the catalogs, so that the ALTER is before this LSN
-        self._altered[known.oid] = _Altered(shape, catalog.insert_position(connection))
+        self._altered[known.oid] = _Altered(shape, self._position_after_catalogs(connection))
+        return None
+
+    def _leaves_at(self, connection: Connection, known: TableState) -> Lsn | None:
+        """The LSN that a table has to reach after it was removed from the publication; None: it stays as it is.
+
+        The stream has the changes that committed before the table was removed, and none after it. They are applied up
+        to an LSN after it. A table without a copy stays as it is, and so does one whose columns were altered before it
+        was removed: its definition cannot be read any more.
+        """
+        if not known.follows:
+            return None
+        return self._leaving.get(known.oid) or self._position_after_catalogs(connection)
+
+    def _position_after_catalogs(self, connection: Connection) -> Lsn:
+        """An LSN after everything that the catalogs have shown. The log will reach it."""
+        position = catalog.insert_position(connection)
         with (
             suppress(SourceError),
             translate_errors(self._source, "writing a heartbeat message"),
         ):  # not possible on a standby
             catalog.emit_message(connection, HEARTBEAT)
             catalog.push_wal(connection)
-        return None
+        return position
 
 
 def require_other_name(messages: TableName | None, tables: Iterable[tuple[str, str]]) -> None:
