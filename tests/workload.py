@@ -26,8 +26,10 @@ class MixedLoad:
 
     TABLES = ("accounts", "ledger", "notes")
 
-    def __init__(self, database: Database, seed: int, writers: int = 3) -> None:
+    def __init__(self, database: Database, seed: int, writers: int = 3, pause: float = 0.05) -> None:
+        """`pause`: the longest time between two transactions of a writer, in seconds."""
         self._database = database
+        self._pause = pause
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._write, args=(seed + number,)) for number in range(writers)]
         self.failures: list[BaseException] = []
@@ -60,7 +62,7 @@ class MixedLoad:
         rng = random.Random(seed)
         try:
             with psycopg.connect(self._database.dsn) as connection:
-                while not self._stopping.wait(rng.uniform(0, 0.05)):
+                while not self._stopping.wait(rng.uniform(0, self._pause)):
                     with contextlib.suppress(psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
                         self._transaction(connection, rng)
                     if rng.random() < 0.1:
@@ -107,26 +109,28 @@ class Transfers:
     """Moves amounts from rows of one table to rows of the other: their sum is always the same."""
 
     TOTAL = 2 * 20 * 1000
+    TABLES = ("giro", "savings")
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, pause: float = 0.003) -> None:
         self._database = database
+        self._pause = pause
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._transfer)
 
     @staticmethod
-    def create(database: Database) -> None:
-        for table in ("giro", "savings"):
+    def create(database: Database, publication: str = "pub") -> None:
+        for table in Transfers.TABLES:
             database.execute(
                 f"CREATE TABLE {table} (id int PRIMARY KEY, amount bigint)",
                 f"INSERT INTO {table} SELECT i, 1000 FROM generate_series(1, 20) i",
             )
-        database.execute("CREATE PUBLICATION pub FOR TABLE giro, savings")
+        database.execute(f"CREATE PUBLICATION {publication} FOR TABLE giro, savings")
 
     def _transfer(self) -> None:
         rng = random.Random(8)
         with psycopg.connect(self._database.dsn) as connection:
-            while not self._stopping.wait(0.003):
-                tables = rng.sample(["giro", "savings"], 2)
+            while not self._stopping.wait(self._pause):
+                tables = rng.sample(Transfers.TABLES, 2)
                 for table, amount in zip(tables, (-7, 7), strict=True):
                     connection.execute(
                         f"UPDATE {table} SET amount = amount + %s WHERE id = %s", [amount, rng.randint(1, 20)]
