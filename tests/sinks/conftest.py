@@ -1,15 +1,21 @@
-"""Sinks to test, each with a way to read its tables back."""
+"""Sinks to test, each with a way to read its tables back.
+
+`target` is a lake. `subject` is a lake or a database, for what all sinks promise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from conftest import Database, server_of, version_under_test
 from delta_rows import read_delta
+from sinks.subjects import DatabaseSubjects, Subject, lake
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import History
 from walmere.ledger.lake import read_latest
@@ -70,3 +76,44 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 @pytest.fixture
 def sink(target: Target) -> LakeSink:
     return target.sink
+
+
+DATABASES: dict[str, dict[str, bool]] = {
+    "postgres": {},
+    "postgres_row_by_row": {"row_by_row": True},
+    "postgres_without_origins": {"origins": False},
+}
+
+
+@pytest.fixture(scope="session")
+def database_subjects(request: pytest.FixtureRequest) -> Iterator[DatabaseSubjects]:
+    made = DatabaseSubjects(Database(server_of(version_under_test(request.config))))
+    yield made
+    made.drop()
+
+
+@pytest.fixture(params=[*sorted(SINKS), *DATABASES])
+def new_subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], AbstractContextManager[Subject]]:
+    """Makes a sink whose target is empty. What it has written is removed at the end of the block."""
+
+    @contextmanager
+    def made() -> Iterator[Subject]:
+        if request.param in SINKS:
+            found = SINKS[request.param](tmp_path_factory.mktemp("subject"))
+            yield lake(found.sink, found.read, found.again, found.races)
+            return
+        subjects: DatabaseSubjects = request.getfixturevalue("database_subjects")
+        try:
+            yield subjects.subject(**DATABASES[request.param])
+        finally:
+            subjects.clean()
+
+    return made
+
+
+@pytest.fixture
+def subject(new_subject: Callable[[], AbstractContextManager[Subject]]) -> Iterator[Subject]:
+    with new_subject() as made:
+        yield made

@@ -42,6 +42,27 @@ class Change:
     old_kind: int = 0
 
 
+K, O = ord("K"), ord("O")  # noqa: E741
+TRUNCATE = Change("T")
+
+
+def row(key: int | None, count: int = 0, note: Any = "n", tags: Any = None) -> Row:
+    return ("p", key, count, note, tags)
+
+
+def insert(key: int, **values: Any) -> Change:
+    return Change("I", row(key, **values))
+
+
+def update(key: int, was: int | None = None, **values: Any) -> Change:
+    old = (None if was is None else (None, was, None, None, None), 0 if was is None else K)
+    return Change("U", row(key, **values), *old)
+
+
+def delete(key: int) -> Change:
+    return Change("D", None, (None, key, None, None, None), K)
+
+
 @dataclass
 class History:
     identity: Identity
