@@ -60,7 +60,7 @@ class Server:
     def __init__(self, bindir: Path, settings: Mapping[str, str] = LOGICAL, initdb: tuple[str, ...] = ()) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="walmere-pg-"))
         self.data = self.directory / "data"
-        self.port = _free_port()
+        self.port = free_port()
         self._account = _unprivileged()
         if self._account is not None:
             os.chown(self.directory, self._account.pw_uid, self._account.pw_gid)
@@ -211,7 +211,8 @@ def _unprivileged() -> pwd.struct_passwd | None:
     raise NotConfigured("starting a PostgreSQL server as root", "there is no unprivileged user", "useradd postgres")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
