@@ -31,7 +31,9 @@ from pydantic import (
 
 from walmere import paths
 from walmere.errors import ConfigError
+from walmere.local_cache import VARIABLE
 
+CACHE: Final = f"spark.executorEnv.{VARIABLE}"
 PREFIX: Final = "WALMERE_"
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://|(file):/", re.IGNORECASE)
@@ -220,7 +222,12 @@ class Spark(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, hide_input_in_errors=True)
 
-    master: str = "local[*]"
+    master: str | None = None
+    """None: what spark-submit says, or else local[*]."""
+    shared_directory: bool = False
+    """All executors have the local paths of the configuration, because they are on a shared file system."""
+    cache_directory: str | None = None
+    """A directory of every executor, for caches; None: Spark's local directory."""
 
     @model_validator(mode="after")
     def _settings(self) -> Spark:
@@ -232,7 +239,7 @@ class Spark(BaseModel):
     @property
     def settings(self) -> dict[str, str]:
         """Names and values as Spark expects them."""
-        extra = self.model_extra or {}
+        extra = {**({CACHE: self.cache_directory} if self.cache_directory else {}), **(self.model_extra or {})}
         return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in extra.items()}
 
 
@@ -330,7 +337,12 @@ def _value(section: str, key: str, text: str) -> Any:
     }
     fields = {name: field for each in sections.get(section, ()) for name, field in each.model_fields.items()}
     kind = fields[key].annotation if key in fields else str
-    if kind in (str, Path, SecretStr, SecretStr | None) or key in ("origin", "schema", "kind", "on_conflict"):
+    if kind in (str, str | None, Path, SecretStr, SecretStr | None) or key in (
+        "origin",
+        "schema",
+        "kind",
+        "on_conflict",
+    ):
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]

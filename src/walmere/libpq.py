@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -34,6 +34,11 @@ class Address(Protocol):
     def password(self) -> SecretStr | None: ...
     @property
     def timeout(self) -> float: ...
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self: ...
+
+
+SomeAddress = TypeVar("SomeAddress", bound=Address)
 
 
 SESSION: Final = {
@@ -176,6 +181,33 @@ def parameters_of(address: Address) -> dict[str, Any]:
     if address.password is not None:
         parameters["password"] = address.password.get_secret_value()
     return parameters
+
+
+_OF_THIS_MACHINE: Final = ("service", "servicefile", "passfile", "password")
+_OF_A_CONNECTION: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
+
+
+def self_contained(address: SomeAddress) -> SomeAddress:
+    """The same address for another machine: with what libpq takes from this one.
+
+    That is what the environment, the service file and the password file of this machine say. Files of certificates are
+    still named by their paths.
+    """
+    # libpq looks up the password when it starts to connect; with several hosts, the one of the first host
+    pgconn = pq.PGconn.connect_start(make_conninfo("", **parameters_of(address)).encode())
+    try:
+        found = {
+            option.keyword.decode(): option.val.decode()
+            for option in pgconn.info
+            if option.val is not None and option.val != option.compiled
+        }
+        password = pgconn.password.decode()
+    finally:
+        pgconn.finish()
+    for name in (*_OF_THIS_MACHINE, *_OF_A_CONNECTION):
+        found.pop(name, None)
+    dsn = make_conninfo("", **found, **({"password": password} if password else {}))
+    return address.model_copy(update={"dsn": SecretStr(dsn), "password": None})
 
 
 Scrub = Callable[[str], str]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import psycopg2
 import pytest
 
 from conftest import Database
@@ -14,7 +15,7 @@ from processes import eventually
 from publisher.conftest import PASSWORD, source_of
 from walmere.config import Source, load
 from walmere.errors import AccessRefused, SourceError, SourceUnavailable
-from walmere.libpq import SESSION
+from walmere.libpq import SESSION, conninfo_of, parameters_of, self_contained
 from walmere.publisher.connect import connect
 from walmere.publisher.stream import identify_system
 from walmere.testing.server import LOGICAL, Server, binaries
@@ -60,6 +61,9 @@ def test_the_password_can_be_in_a_password_file(
     file.chmod(0o600)
     monkeypatch.setenv("PGPASSFILE", str(file))
     assert_logs_in(source_at(scram_server.dsn(user="app")))
+    elsewhere = self_contained(source_at(scram_server.dsn(user="app")))
+    file.unlink()
+    assert_logs_in(elsewhere)
 
 
 def test_everything_can_be_in_a_service_file(
@@ -71,6 +75,25 @@ def test_everything_can_be_in_a_service_file(
     )
     monkeypatch.setenv("PGSERVICEFILE", str(file))
     assert_logs_in(source_at("service=shop"))
+    elsewhere = self_contained(source_at("service=shop"))
+    file.unlink()
+    assert_logs_in(elsewhere)
+    assert PASSWORD not in repr(elsewhere)
+
+
+def test_a_task_on_another_machine_has_what_libpq_takes_from_this_one(
+    scram_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {"PGPASSWORD": PASSWORD, "PGUSER": "app", "PGPORT": str(scram_server.port), "PGSSLMODE": "disable"}
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    elsewhere = self_contained(source_at("host=127.0.0.1 dbname=postgres connect_timeout=7"))
+    for name in ours:
+        monkeypatch.delenv(name)
+    parameters = parameters_of(elsewhere)
+    assert (parameters["sslmode"], parameters["connect_timeout"]) == ("disable", "7")
+    assert_logs_in(elsewhere)
+    psycopg2.connect(conninfo_of(elsewhere, "test")).close()  # it may have another libpq, with fewer parameters
 
 
 @pytest.mark.parametrize("replication", [False, True])

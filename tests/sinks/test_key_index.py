@@ -108,6 +108,44 @@ def test_the_task_that_writes_a_file_writes_its_index(sink: DeltaSink) -> None:
     assert read_again(sink)
 
 
+def test_tasks_on_other_machines_have_indexes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = DeltaSink(str(tmp_path / "lake"), index=str(tmp_path / "of the driver")).portable()
+    for name in ("one", "two"):  # executors
+        forget()
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / name},/somewhere/else")
+        if name == "one":
+            begin(sink, rows(1, 2), rows(3, 4))
+        do(sink, update(1, 5), lsn=200 if name == "one" else 300)
+        assert indexes(sink)
+        assert sink.index_of(TABLE) == tmp_path / name / "walmere" / "index" / "public" / "t"
+        assert read_again(sink)
+    monkeypatch.setenv("WALMERE_CACHE_DIRECTORY", "/mnt/cache")
+    assert sink.index_of(TABLE) == Path("/mnt/cache/index/public/t")
+    assert not (tmp_path / "of the driver").exists()
+
+
+def test_a_search_deletes_old_indexes_of_files_that_the_table_does_not_have(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster, vacuum runs on one executor, and the indexes of the others would stay."""
+    begin(sink, rows(1, 2), rows(3, 4))
+    [kept, *_] = indexes(sink)
+    old, young = kept.with_name("old.arrow"), kept.with_name("young.arrow")
+    for path in (old, young):
+        path.touch()
+    yesterday = time.time() - 86_400
+    for path in (old, kept):
+        os.utime(path, (yesterday, yesterday))
+    do(sink, update(1, 5), lsn=200)
+    assert old.exists()
+    monkeypatch.setattr(key_index, "_PRUNE_SECONDS", 0.0)
+    do(sink, update(1, 6), lsn=300)
+    assert not old.exists()
+    assert young.exists()
+    assert kept.exists()
+
+
 def test_without_a_directory_indexes_are_kept_in_memory_and_none_is_written(tmp_path: Path) -> None:
     sink = DeltaSink(str(tmp_path / "lake"))
     begin(sink, rows(1, 2), rows(3, 4))

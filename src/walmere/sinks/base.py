@@ -205,6 +205,9 @@ class Sink(Protocol):
     def batch_interval(self) -> float:
         """Seconds between the beginnings of two batches, at least, in a run without an end: each has a fixed cost."""
 
+    def portable(self) -> Sink:
+        """The same sink, for tasks on other machines: it needs no file of this machine."""
+
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> Sink:
         """The same sink, writing for this owner. `take_over`: `claim` and `create` take tables from other owners."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import uuid
 import zlib
 from collections import OrderedDict
@@ -44,6 +45,11 @@ Each is a memory map, of which a process can have 65,530 in Linux. None has an o
 """
 _MAX_MEMORY: Final = 512 << 20
 """Bytes of indexes without a file that a process keeps."""
+
+_PRUNE_SECONDS: Final = 600.0
+_YOUNG_SECONDS: Final = 3600.0
+"""An index of a file that is not in the table may be that of a file which will be committed."""
+_pruned: Final[dict[Path, float]] = {}  # by cache, when it was pruned
 
 _Name: TypeAlias = tuple[str, str, tuple[str, ...], bool, Path | None]
 """An open index: the table's directory, the file, what is indexed, and the cache."""
@@ -101,10 +107,18 @@ class KeyIndex:
         order = np.argsort(found)
         found = found[order]
         _open.close_unused(self.directory.location, len(files), lambda: map(self._name, files))
+        self._prune(files)
         for file in files:
             hits = self._find_in(file, found, order, rows)
             if hits.which.size:
                 yield hits
+
+    def _prune(self, files: Sequence[DataFile]) -> None:
+        """Sometimes, delete the indexes of files that the table does not have: vacuum may run on another machine."""
+        now = time.monotonic()
+        if self.cache is not None and now - _pruned.setdefault(self.cache, now) > _PRUNE_SECONDS:
+            _pruned[self.cache] = now
+            remove_unused(self.cache, files, (), time.time() - _YOUNG_SECONDS)
 
     def _find_in(self, file: DataFile, wanted: U64, order: I64, rows: RowIndex) -> Hits:
         index = self.open(file)

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from walmere import paths
 from walmere.ledger.entry import Entry
 from walmere.ledger.lake import LakeLedger
 from walmere.lsn import Lsn
@@ -88,6 +89,10 @@ class DeltaSink(DeltaTables):
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> DeltaSink:
         """The same sink, writing for this owner."""
         return replace(self, owner=owner, take_over=take_over)
+
+    def portable(self) -> DeltaSink:
+        """The same sink, for tasks on other machines: each has its own cache of key indexes."""
+        return self if self.index is None else replace(self, index=paths.INDEX)
 
     def create(self, table: TableName, schema: pa.Schema) -> int:
         """Create an empty table with these columns, if it does not exist."""

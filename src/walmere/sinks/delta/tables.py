@@ -25,6 +25,7 @@ from deltalake import DeltaTable
 from walmere.errors import ConfigError, SinkError, SinkMismatch
 from walmere.ledger.file import KEEP_SECONDS
 from walmere.ledger.lake import PLACE
+from walmere.local_cache import local_cache
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.owner import PROPERTY as OWNER_PROPERTY
@@ -82,7 +83,7 @@ class DeltaTables:
     storage_options: Mapping[str, str] | None = None
     properties: Mapping[str, str] = field(default_factory=lambda: dict(PROPERTIES))
     deletion_vectors: bool = True  # False: a changed row rewrites its file, for readers without vectors
-    index: str | None = None  # a local directory for key indexes; None: they are kept in memory
+    index: str | None = None  # a local directory for key indexes, or one in the local cache; None: they are in memory
     file_size: int = 0  # of new files; 0: by `deletion_vectors`
     keep_seconds: float = KEEP_SECONDS
     owner: Owner | None = None  # None: write to tables of any owner
@@ -164,7 +165,10 @@ class DeltaTables:
 
     def index_of(self, table: TableName) -> Path | None:
         """The local directory with the key indexes of a table."""
-        return None if self.index is None else Path(self.index, table_path(table))
+        if self.index is None:
+            return None
+        index = Path(self.index)
+        return (index if index.is_absolute() else local_cache() / index) / table_path(table)
 
     def write(
         self, table: TableName, schema: pa.Schema, rows: Iterable[pa.Table], index: KeyIndex | None = None

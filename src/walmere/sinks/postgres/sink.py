@@ -26,7 +26,7 @@ from psycopg.sql import SQL, Identifier
 
 from walmere.errors import SinkMismatch
 from walmere.ledger.entry import Entry
-from walmere.libpq import Address
+from walmere.libpq import Address, self_contained
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner, owned_by_another
@@ -88,6 +88,10 @@ class PostgresSink:
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> PostgresSink:
         """The same sink, writing for this owner."""
         return replace(self, owner=owner, take_over=take_over)
+
+    def portable(self) -> PostgresSink:
+        """The same sink, for tasks on other machines: they do not have this machine's password file."""
+        return replace(self, address=self_contained(self.address))
 
     @contextmanager
     def connection(self, doing: str) -> Iterator[Connection]:
