@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "walmere"
-GROUND = frozenset({"lsn", "errors", "names", "owner", "paths", "bins", "definition", "storage", "config", "version"})
+GROUND = frozenset(
+    {"lsn", "errors", "names", "owner", "paths", "bins", "definition", "storage", "config", "version", "local_cache"}
+)
 """Drawn as one box: nearly everything imports them."""
 FRONT = frozenset({"__init__", "__main__", "api", "running"})
 """Not drawn: they put the parts together."""

@@ -24,6 +24,7 @@
     │       └── ColumnMissing     a table of a database lacks a column: somebody has to add it
     ├── SparkError
     │   ├── SparkUnavailable      the master does not answer
+    │   ├── ExecutorUnsuitable    an executor lacks Walmere, or has another version of it or of Python
     │   └── SparkEnded            the JVM has ended
     ├── LakeError                 a lake does not have what was asked for
     │   ├── PointGone             the point is older than what is kept
@@ -191,6 +192,10 @@ class SparkError(WalmereError):
 
 class SparkUnavailable(SparkError):
     """Spark's master does not answer."""
+
+
+class ExecutorUnsuitable(SparkError):
+    """The Python of an executor cannot run tasks: it lacks Walmere, or has other versions than the driver."""
 
 
 class SparkEnded(SparkError):

@@ -15,8 +15,11 @@ from walmere.apply.worker import Applied
 from walmere.config import Config, DeltaTarget
 from walmere.lsn import Lsn
 from walmere.spark.apply_query import Apply, OnBatch
-from walmere.spark.session import require_alive, session
+from walmere.spark.executors import require_suitable
+from walmere.spark.interpreters import is_local
+from walmere.spark.session import master_of, require_alive, session
 from walmere.spark.tasks import SparkTasks
+from walmere.subscription.check_cluster import require_shared
 from walmere.subscription.launcher import Launcher
 from walmere.subscription.sink import sink_of
 from walmere.subscription.state import to_json
@@ -83,7 +86,11 @@ class RunProgress:
 def spark(config: Config) -> SparkSession:
     """The Spark session of the configuration: the active one of this process, or a new one."""
     log = config.subscription.directory / paths.SPARK_LOG
-    return session(config.subscription.name, config.spark.master, config.spark.settings, log)
+    if not is_local(master_of(config.spark.master)):
+        require_shared(config)
+    started = session(config.subscription.name, config.spark.master, config.spark.settings, log)
+    require_suitable(started.sparkContext)
+    return started
 
 
 def launcher(
@@ -103,7 +110,10 @@ def launcher(
     tables = Tables(directory)  # before Spark starts, which takes seconds: a damaged file is refused here
     started = spark(config)
     gather = config.target is not None and config.target.gather_partitions
-    sync = TableSync(config.source, name, tables, target, SparkTasks(started, "copy"), gather=gather)
+    copies = SparkTasks(started, "copy")
+    if copies.remote:
+        target = target.portable()
+    sync = TableSync(config.source, name, tables, target, copies, gather=gather)
     limit = None
     if isinstance(config.target, DeltaTarget) and not target.spreads:
         limit = config.target.max_rewrite_bytes_per_hour

@@ -1,9 +1,9 @@
 """The apply worker: a Structured Streaming query over the change log.
 
-Its source returns references, one partition for each table with changes. A task gets one row with a pickled `ApplyJob`.
-It opens the log, decodes, folds, and commits to its table. (If a table has many inserts in a batch, several tasks stage
-its files, and one commit adds them all.) It returns a row with the result. So Spark schedules, distributes, retries and
-checkpoints, and no row of a table passes through the JVM.
+Its source returns references, one partition for each table with changes. A task gets the pickled `ApplyJob` of a
+partition. It opens the log, decodes, folds, and commits to its table. (If a table has many inserts in a batch, several
+tasks stage its files, and one commit adds them all.) It returns the result. So Spark schedules, distributes, retries
+and checkpoints, and no row of a table passes through the JVM or the driver.
 
 A micro-batch ends on a commit boundary. When all its tables are committed, their states are updated, then the ledger
 gets a point. A crash before that repeats the batch, and tables that already have it do nothing. A table whose copy is
@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -47,8 +46,10 @@ from walmere.ledger.file import Ledger
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.owner import Owner
 from walmere.sinks.base import LedgerWriter, Sink, full_or, is_lake
+from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, attempts, from_spark, raise_first, result_or_failure
-from walmere.spark.reference_source import SOURCE, ReferenceSource
+from walmere.spark.interpreters import register
+from walmere.spark.reference_source import SOURCE, ReferenceSource, planned
 from walmere.storage import read_error, reserve_error
 from walmere.subscription import skipping, state, target
 from walmere.subscription.pace import Pace
@@ -65,19 +66,18 @@ _FULL_BELOW: Final = 1 << 20
 """A disk with fewer free bytes is full."""
 
 
-def _apply(batches: Iterable[pa.RecordBatch], sink: Sink, tries: int) -> Iterator[pa.RecordBatch]:
-    """Apply the jobs of a task. Returns the results pickled."""
-    for batch in batches:
-        work = [pickle.loads(reference) for reference in batch.column("reference").to_pylist()]  # noqa: S301
-        if is_lake(sink):
-            results: Iterator[Any] = (
-                result_or_failure(tries, apply_table, each, sink) if isinstance(each, ApplyJob) else each
-                for each in work
-            )
-        else:
-            results = _apply_together(work, sink, tries)
-        for result in results:
-            yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+def _apply(references: Sequence[bytes], sink: Sink, tries: int, driver: Versions) -> Iterator[Any]:
+    """Apply the jobs of a task. Returns their results."""
+    unsuitable = result_or_failure(tries, require_same, driver)  # first: other versions may have other classes
+    if unsuitable is not None:
+        yield unsuitable
+        return
+    work = [pickle.loads(reference) for reference in references]  # noqa: S301
+    if not is_lake(sink):
+        yield from _apply_together(work, sink, tries)
+        return
+    for each in work:
+        yield result_or_failure(tries, apply_table, each, sink) if isinstance(each, ApplyJob) else each
 
 
 def _apply_together(work: Sequence[ApplyJob | Batch], sink: Sink, tries: int) -> Iterator[Any]:
@@ -223,7 +223,7 @@ class Apply:
             shutil.rmtree(checkpoint)
         else:
             checkpoint.unlink(missing_ok=True)
-        self._spark.dataSource.register(ReferenceSource)
+        register(self._spark, ReferenceSource)
         stream = (
             self._spark.readStream.format(SOURCE)
             .option("directory", str(self._directory))
@@ -303,19 +303,20 @@ class Apply:
 
     def _do_batch(self, references: DataFrame) -> None:
         self._began = now()
-        sink, tries = self._sink, attempts(self._spark.sparkContext)
+        context, sink, driver = self._spark.sparkContext, self._sink, Versions.here()
+        tries = attempts(context)
 
-        def apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return _apply(batches, sink, tries)
+        def apply(work: Sequence[bytes]) -> Iterator[Any]:
+            return _apply(work, sink, tries, driver)
 
         try:
-            rows = references.mapInArrow(apply, "result binary").collect()
+            work = planned(references)
+            results = context.parallelize(work, len(work)).flatMap(apply).collect()
         except Exception as error:
             # one line only: Spark applies a regular expression to the text that overflows on long texts
             self._error = from_spark(error)
             raise self._error from None
         try:
-            results = [pickle.loads(row.result) for row in rows]  # noqa: S301
             raise_first(each for each in results if isinstance(each, Failure))
             self._record(results)
         except WalmereError as error:

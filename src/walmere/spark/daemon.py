@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+MODULE: Final = "walmere.spark.daemon"
 NICE: Final = "WALMERE_WORKER_NICE"
 _SPARK_ARCHIVE: Final = re.compile(r"/(?:pyspark\.zip|py4j-[^/]*\.zip|spark-[^/]*\.jar)(?:/|$)")
 

@@ -20,6 +20,7 @@ from pyspark.accumulators import AccumulatorParam
 
 from walmere.errors import SinkError, SinkMismatch, WalmereError
 from walmere.sinks.base import full_or
+from walmere.spark import executors
 
 _log = logging.getLogger("pyspark.walmere")  # its tracebacks are in spark.log, see `session`
 
@@ -85,6 +86,8 @@ def from_spark(error: Exception) -> WalmereError:
     _log_lines(f"a job failed\n{error}")
     java = getattr(error, "java_exception", None)
     text = str(java.getMessage() if java is not None else error).strip()
+    if (unsuitable := executors.translate(text)) is not None:
+        return unsuitable
     return full_or(WalmereError("running a job on Spark", text.partition("\n")[0] or repr(error)), text)
 
 

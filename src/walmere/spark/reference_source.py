@@ -1,8 +1,13 @@
-"""The data source of the apply query.
+"""The data source of the apply query. All its processes run beside the driver.
 
 For each query Spark starts about six short-lived Python processes: to look up the source, to create it (twice), to plan
 the read. Each imports this module, and most need only the names in it. So all other modules of Walmere are imported
 late, by the process that plans batches beside the driver.
+
+Its partitions are references to blocks of the change log. The driver takes them from the plan of the batch, with
+`planned`, and sends them to the tasks that apply them. If Spark read the partitions, each executor would start a second
+Python process for each task, only to pass on a few bytes; and with the driver's interpreter, which a cluster does not
+have.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from walmere.subscription.batches import Batches
 
@@ -73,10 +78,9 @@ class _References(DataSourceStreamReader):
             write_error(path, WalmereError("planning a batch", " ".join(repr(error).split())))
             raise
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        yield pa.RecordBatch.from_pydict({"reference": partition.value})
+    def read(self, partition: InputPartition) -> Iterator[tuple[bytes]]:
+        for reference in partition.value:
+            yield (reference,)
 
 
 class ReferenceSource(DataSource):
@@ -91,3 +95,10 @@ class ReferenceSource(DataSource):
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         return _References(dict(self.options))
+
+
+def planned(batch: DataFrame) -> list[list[bytes]]:
+    """What `partitions` has returned for a batch, without reading it."""
+    partitions = batch._jdf.queryExecution().analyzed().rdd().partitions()
+    found = (each.inputPartitions().head().pickedPartition() for each in partitions)
+    return [pickle.loads(partition).value for partition in found]  # noqa: S301

@@ -10,24 +10,23 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import pyspark
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
 
 from walmere.errors import ConfigError, NotConfigured, SparkEnded, SparkUnavailable
-from walmere.spark.daemon import NICE
+from walmere.spark import interpreters
+from walmere.spark.daemon import MODULE, NICE
 from walmere.subscription.receiver_process import how_it_ended
 
 _MIN_JAVA: Final = 17
-_PYTHON: Final = Path(__file__).with_name("python")
+_LOCAL: Final = "local[*]"
 _ATTEMPTS: Final = 4  # of a task, as on a cluster
 _CONNECT_TIMEOUT: Final = 5.0
 """Wait this many seconds for a master to accept a connection. Spark itself would try for more than a minute."""
@@ -51,7 +50,7 @@ _SETTINGS: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     # workers keep their imports and their open Delta tables from batch to batch
     "spark.python.worker.reuse": "true",
-    "spark.python.daemon.module": "walmere.spark.daemon",
+    "spark.python.daemon.module": MODULE,
     # they also keep memory for the next piece of a copy or batch: freeing and allocating it again takes a fifth of the
     # time of a copy
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -61,21 +60,45 @@ _SETTINGS: Final = {
 }
 
 
-def session(name: str, master: str, settings: Mapping[str, str], log: Path | None = None) -> SparkSession:
-    """Start Spark, or use the session of this process. `log` gets the JVM's stderr."""
+def session(name: str, master: str | None, settings: Mapping[str, str], log: Path | None = None) -> SparkSession:
+    """Start Spark, or use the session of this process. `log` gets the JVM's stderr.
+
+    `settings` come first, then those of spark-submit, then ours. `master`: None: that of spark-submit, or local.
+    """
     require_java()
+    given = _from_spark_submit()
+    master = master_of(master)
     require_master(master)
-    python = settings.get("spark.pyspark.python") or _python()
-    os.environ.setdefault("PYSPARK_PYTHON", python)  # PySpark reads only this variable
-    if master.startswith("local"):
+    defaults = dict(_SETTINGS)
+    if interpreters.is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no other machine connects to it
         # otherwise Spark would not retry tasks
         master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)
+        defaults[f"spark.executorEnv.{NICE}"] = "10"
     builder = SparkSession.builder.appName(f"walmere {name}").master(master)
-    defaults = {**_SETTINGS, f"spark.executorEnv.{NICE}": "10"} if master.startswith("local") else _SETTINGS
-    pythons = {"spark.pyspark.python": python, "spark.executorEnv.WALMERE_PYTHON": sys.executable}
-    for key, value in {**defaults, **pythons, **settings}.items():
-        builder = builder.config(key, value)
+    with interpreters.variables(master, {**given, **settings}) as pythons:
+        for key, value in {**defaults, **given, **pythons, **settings}.items():
+            builder = builder.config(key, value)
+        return _start(builder, master, log)
+
+
+def master_of(configured: str | None) -> str:
+    """The master of a session: of the active one, or the configured one, or that of spark-submit, or local."""
+    active = SparkContext._active_spark_context
+    if active is not None and active.master:
+        return str(active.master)
+    return configured or _from_spark_submit().get("spark.master", _LOCAL)
+
+
+def _from_spark_submit() -> dict[str, str]:
+    """The settings that spark-submit was called with; empty: this process was not started by it."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+def _start(builder: SparkSession.Builder, master: str, log: Path | None) -> SparkSession:
     with tempfile.TemporaryDirectory() as directory:
         path = log or Path(directory, "spark.log")
         created = not path.parent.exists()
@@ -176,15 +199,6 @@ def _not_from_py4j(record: logging.LogRecord) -> bool:
 
 def _log_error(*_: object) -> None:
     logging.getLogger("pyspark").exception("receiving an accumulator")
-
-
-def _python() -> str:
-    """The Python of Spark's Python processes: this one, not the first python3 on the PATH."""
-    installed = Path(pyspark.__file__).is_file()  # False: PySpark is imported from Spark's archive
-    if SparkContext._gateway is not None or not installed or not os.access(_PYTHON, os.X_OK):
-        return sys.executable
-    os.environ["WALMERE_PYTHON"] = sys.executable  # read by the JVM that is started now
-    return str(_PYTHON)
 
 
 @contextlib.contextmanager

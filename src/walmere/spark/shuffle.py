@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
@@ -11,7 +10,9 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, attempts, result_or_failure
+from walmere.spark.sealing import Secrets
 from walmere.spark.tasks import SparkTasks
 
 
@@ -34,7 +35,8 @@ class SparkShuffle:
         """Call the function with the rows of all pieces that have the same value in column `by`."""
         context = self._spark.sparkContext
         tries = attempts(context)
-        items: Any = context.parallelize([(pickle.dumps(piece),) for piece in pieces], len(pieces))
+        secrets, driver = Secrets(), Versions.here()
+        items: Any = context.parallelize([(sealed,) for sealed in secrets.seal(pieces)], len(pieces))
 
         nothing = to_arrow_schema(cast(StructType, StructType.fromDDL(reduced))).empty_table()
 
@@ -47,10 +49,15 @@ class SparkShuffle:
                     return nothing
                 return result
 
+            def open_piece(sealed: bytes) -> Iterator[pa.RecordBatch]:
+                require_same(driver)
+                piece: Piece = secrets.open(sealed)
+                yield from piece.rows()
+
             def rows_of(items: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 for batch in items:
                     for item in batch.column("item").to_pylist():
-                        rows = pickle.loads(item).rows()  # noqa: S301
+                        rows = open_piece(item)
                         while (found := result_or_failure(tries, next, rows, None)) is not None:
                             if isinstance(found, Failure):
                                 failures.add([found])

@@ -15,7 +15,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from walmere.errors import WalmereError
+from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, Failures, attempts, from_spark, raise_first, result_or_failure
+from walmere.spark.interpreters import is_local
+from walmere.spark.sealing import Secrets
 from walmere.spark.session import require_alive
 
 _POLL: Final = 0.5
@@ -41,6 +44,11 @@ class SparkTasks:
     def parallelism(self) -> int:
         """How many tasks run at the same time."""
         return int(self._context.defaultParallelism)
+
+    @property
+    def remote(self) -> bool:
+        """Whether tasks run on other machines."""
+        return not is_local(self._context.master or "")
 
     def map(
         self,
@@ -70,14 +78,16 @@ class SparkTasks:
         on_progress: Callable[[int, int], None] | None,
     ) -> Any:
         done = self._context.accumulator(0)
+        secrets = Secrets()
+        sealed = secrets.seal(items)
         with self.job() as failures:
-            run = _task(function, self._tries, failures, done)
+            run = _task(function, secrets, self._tries, failures, done)
             ended = threading.Event()
             if on_progress is not None:
                 arguments = (on_progress, done, len(items), ended)
                 threading.Thread(target=_watch_progress, args=arguments, daemon=True).start()
             try:
-                return take(self._context.parallelize(items, len(items)).flatMap(run))
+                return take(self._context.parallelize(sealed, len(sealed)).flatMap(run))
             finally:
                 ended.set()
 
@@ -128,10 +138,20 @@ class SparkTasks:
 
 
 def _task(
-    function: Callable[[Any], Any], tries: int, failures: Accumulator[list[Failure]], done: Accumulator[int]
-) -> Callable[[Any], list[Any]]:
-    def run(item: Any) -> list[Any]:
-        result = result_or_failure(tries, function, item)
+    function: Callable[[Any], Any],
+    secrets: Secrets,
+    tries: int,
+    failures: Accumulator[list[Failure]],
+    done: Accumulator[int],
+) -> Callable[[bytes], list[Any]]:
+    driver = Versions.here()
+
+    def open_and_run(sealed: bytes) -> Any:
+        require_same(driver)  # first: an item of another version may not be readable
+        return function(secrets.open(sealed))
+
+    def run(sealed: bytes) -> list[Any]:
+        result = result_or_failure(tries, open_and_run, sealed)
         if isinstance(result, Failure):
             failures.add([result])
             return []

@@ -30,6 +30,7 @@ from walmere.apply.rejects import Rejects
 from walmere.config import Source
 from walmere.definition import MESSAGES_OID, Definition
 from walmere.errors import ColumnMissing, PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
+from walmere.libpq import self_contained
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.publisher import catalog, copy, snapshot, table
@@ -62,6 +63,10 @@ class Tasks(Protocol):
     @property
     def parallelism(self) -> int:
         """How many tasks run at the same time."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether tasks run on other machines."""
 
     def map(
         self,
@@ -165,6 +170,11 @@ def look(connection: Connection, source: Source, oid: int, gather: bool) -> tupl
     """The definition of a table, in the connection's snapshot if it has one, and its types that are not built in."""
     described = table.describe(connection, source.publications, oid, gather)
     return described, catalog.types_of(connection, (column.type_oid for column in described.columns))
+
+
+def source_of_tasks(source: Source, tasks: Tasks) -> Source:
+    """The source, as tasks connect to it by themselves."""
+    return self_contained(source) if tasks.remote else source
 
 
 def codecs_of(described: Table, types: Mapping[int, PgType]) -> tuple[Codec, ...]:
@@ -340,6 +350,7 @@ class TableSync:
                 )
             self.read_rows.add(known.oid)
             pieces = table.ranges(described, self._tasks.parallelism)
+            source = source_of_tasks(source, self._tasks)
             work = [CopyTask(source, exported, described, piece, codecs, self._sink) for piece in pieces]
             copied: list[Copied] = self._tasks.map(copy_piece, work)
         self._commit(known.table, described, schema, copied, exported.lsn)
@@ -352,10 +363,10 @@ class TableSync:
         begun = sink.begin_copy(known.table, names, statements)
         self.read_rows.add(known.oid)
         pieces = table.ranges(described, self._tasks.parallelism)
+        source = source_of_tasks(self._source, self._tasks)
         try:
             work = [
-                TextCopyTask(self._source, exported, described, piece, number, begun)
-                for number, piece in enumerate(pieces)
+                TextCopyTask(source, exported, described, piece, number, begun) for number, piece in enumerate(pieces)
             ]
             rows = sum(self._tasks.map(copy_text_piece, work))
             version = begun.finish(exported.lsn)

@@ -23,6 +23,7 @@ from walmere.spark.tasks import SparkTasks
 from walmere.subscription import requests
 from walmere.subscription.sink import sink_of
 from walmere.subscription.tables import Tables
+from walmere.subscription.tablesync import source_of_tasks
 from walmere.verify.point import consistent_point
 from walmere.verify.proof import OnProgress, OnVerdict, Proof, Prover, VerifyOptions
 
@@ -132,9 +133,9 @@ def _compare(
         started = spark(config)
         tasks = SparkTasks(started, "verify")
         prover = Prover(
-            config.source,
+            source_of_tasks(config.source, tasks),
             at,
-            at.sink,
+            at.sink.portable() if tasks.remote else at.sink,
             tasks=tasks,
             shuffle=SparkShuffle(started, tasks),
             options=request.options,

@@ -1,0 +1,28 @@
+"""Whether the executors of a cluster reach what they need: the target, and the change log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from walmere.config import Config, DeltaTarget
+from walmere.errors import ConfigError
+
+_HINT: Final = (
+    "use object stores; or set [spark] shared_directory = true, if all executors have the same files under these paths"
+)
+
+
+def not_shared(config: Config) -> Iterator[str]:
+    """What the executors of a cluster cannot reach."""
+    if config.spark.shared_directory:
+        return
+    if isinstance(config.target, DeltaTarget) and "://" not in str(config.target.path):
+        yield f"target.path {config.target.path} is a directory of this machine"
+    yield f"the change log is in subscription.directory {config.subscription.directory}, a directory of this machine"
+
+
+def require_shared(config: Config) -> None:
+    """Raise ConfigError if the executors of a cluster cannot reach all that they need."""
+    if wrong := list(not_shared(config)):
+        raise ConfigError(f"running on {config.spark.master or 'a cluster'}", "; ".join(wrong), _HINT)

@@ -1,0 +1,123 @@
+"""A cluster whose workers share nothing with the driver: which Python runs there, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from walmere.testing.cluster import Cluster
+from walmere.version import __version__
+
+DRIVER = """
+import json, sys, time
+from pathlib import Path
+from walmere.errors import WalmereError
+from walmere.spark.executors import require_suitable
+from walmere.spark.session import session
+from walmere.spark.tasks import SparkTasks
+
+given = json.loads(sys.argv[1])
+spark = session("test", given["master"], given["settings"], Path(given["log"]))
+context = spark.sparkContext
+
+def where(item):
+    import os, sys
+    time.sleep(0.5)  # so that one executor does not run all of them
+    readable = os.access(given["private"], os.R_OK | os.X_OK)
+    return {"uid": os.getuid(), "python": sys.executable, "directory": os.getcwd(), "readable": readable, "item": item}
+
+def answer(ask):
+    try:
+        return ask()
+    except WalmereError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+
+found = {}
+for name, python in given["pythons"].items():
+    context.pythonExec = python
+    found[name] = {
+        "checked": answer(lambda: require_suitable(context)),
+        "tasks": answer(lambda: SparkTasks(spark, "test").map(where, [1, 2, 3, 4])),
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    if os.getuid() != 0:
+        pytest.skip("only root can start processes of another user")
+    cluster = Cluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+@pytest.fixture(scope="module")
+def answers(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a driver found with different interpreters on the executors."""
+    private = tmp_path_factory.mktemp("private")
+    private.chmod(0o700)
+    other = cluster.environment.without(cluster.directory / "other", "walmere")
+    copy = other.packages / "walmere"
+    copy.mkdir()
+    for entry in (cluster.environment.packages / "walmere").iterdir():
+        if entry.name != "version.py":
+            (copy / entry.name).symlink_to(entry)
+    (copy / "version.py").write_text('__version__ = "0.0.9"\n')
+    pythons = {
+        "own": "python3",
+        "missing": "/nonexistent/python",
+        "without Walmere": cluster.environment.without(cluster.directory / "without", "walmere").python,
+        "other version": other.python,
+    }
+    given = {
+        "master": cluster.url,
+        "settings": cluster.settings,
+        "log": private / "spark.log",
+        "private": private,
+        "pythons": pythons,
+    }
+    command = [sys.executable, "-c", DRIVER, json.dumps(given, default=str)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, cwd=private)
+    assert done.returncode == 0, f"{done.stderr}\n{cluster.log()}"
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_tasks_run_on_all_workers_with_the_executors_own_python(cluster: Cluster, answers: dict[str, Any]) -> None:
+    assert answers["own"]["checked"] is None
+    tasks = answers["own"]["tasks"]
+    assert [task["item"] for task in tasks] == [1, 2, 3, 4]
+    assert {Path(task["directory"]).parents[1] for task in tasks} == {worker.directory for worker in cluster.workers}
+    assert {task["python"] for task in tasks} == {str(cluster.environment.python)}
+    assert cluster.account is not None
+    assert {(task["uid"], task["readable"]) for task in tasks} == {(cluster.account.pw_uid, False)}
+
+
+@pytest.mark.parametrize("when", ["checked", "tasks"])
+@pytest.mark.parametrize(
+    ("which", "text"),
+    [
+        ("missing", "an executor cannot run /nonexistent/python"),
+        ("without Walmere", "does not have Walmere"),
+        ("other version", f"has Walmere 0.0.9; the driver has Walmere {__version__}"),
+    ],
+)
+def test_an_executor_that_cannot_run_our_tasks_is_refused(
+    answers: dict[str, Any], which: str, when: str, text: str
+) -> None:
+    answer = answers[which][when]
+    assert answer["error"] == "ExecutorUnsuitable"
+    assert text in answer["text"]
+    assert "hint: " in answer["text"]
+    assert "Traceback" not in answer["text"]
