@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from object_stores import ENVIRONMENT, Bucket, S3Server
 from processes import Here
 from walmere.config import Config, Source, SubscriptionSettings
 from walmere.testing.server import LOGICAL, Server, binaries
@@ -121,6 +122,22 @@ def private_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     server.start()
     yield server
     server.remove()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A running S3 server."""
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket on an S3 server, with its credentials in the environment."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return s3_server.bucket()
 
 
 class Database:
