@@ -14,6 +14,7 @@ from walmere.errors import (
     SinkUnavailable,
     SlotInUse,
     SourceUnavailable,
+    StoreUnavailable,
     TableLocked,
     WalmereError,
 )
@@ -49,6 +50,7 @@ def test_only_what_may_pass_by_itself_is_transient() -> None:
         TableLocked,
         SinkConflict,
         SinkUnavailable,
+        StoreUnavailable,
         NotApplied,
     }
 

@@ -10,8 +10,8 @@ from scripts.import_graph import ROOT, edges, imports, mermaid, part_of
 
 GROUND = {"lsn", "errors", "names", "owner", "paths", "bins", "version", "local_cache"}
 WIRE = GROUND | {"pgoutput", "types"}
-LOG = WIRE | {"storage", "changelog"}
-TARGET = GROUND | {"storage", "ledger", "libpq"}
+LOG = WIRE | {"object_store", "storage", "changelog"}
+TARGET = GROUND | {"object_store", "storage", "ledger", "libpq"}
 APPLY = LOG | TARGET | {"definition", "sinks"}
 SUBSCRIBER = APPLY | {"config", "publisher", "apply"}
 ALL = SUBSCRIBER | {"subscription", "spark", "source", "reads", "verify", "__init__"}
@@ -21,9 +21,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": GROUND,
     "names": GROUND,
     "owner": GROUND,
-    "storage": GROUND,
+    "object_store": GROUND,
+    "storage": GROUND | {"object_store"},
     "definition": GROUND,
-    "config": GROUND,
+    "config": GROUND | {"object_store"},
     "libpq": GROUND,
     "types": GROUND,
     "pgoutput": GROUND | {"types"},
@@ -50,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("spark/", "source/", "sinks/lakehouse.py", "running.py", "api.py"),  # the last two: its types only
     "duckdb": ("reads/", "verify/"),
+    "obstore": ("object_store/",),
     "psycopg": ("publisher/", "sinks/postgres/", "libpq.py"),
     "psycopg2": ("publisher/",),
 }

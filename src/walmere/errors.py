@@ -22,6 +22,10 @@
     │   └── SinkMismatch          the table at the target is not the expected one
     │       ├── OwnedByAnother    the table belongs to another subscription
     │       └── ColumnMissing     a table of a database lacks a column: somebody has to add it
+    ├── StoreError                an error of an object store
+    │   ├── StoreUnavailable      it does not answer, or has an error of its own            (transient)
+    │   ├── StoreRefused          no credentials, no right, or no such bucket
+    │   └── StoreUnsuitable       it ignores the condition of a put
     ├── SparkError
     │   ├── SparkUnavailable      the master does not answer
     │   ├── ExecutorUnsuitable    an executor lacks Walmere, or has another version of it or of Python
@@ -184,6 +188,24 @@ class Conflict(SinkError):
         super().__init__(doing, wrong, hint)
         self.args = (doing, wrong, hint, found)
         self.found = found
+
+
+class StoreError(WalmereError):
+    """An error about an object store."""
+
+
+class StoreUnavailable(StoreError):
+    """The store does not answer, or answers with an error of its own."""
+
+    transient = True
+
+
+class StoreRefused(StoreError):
+    """There are no credentials, they do not allow this, or there is no such bucket."""
+
+
+class StoreUnsuitable(StoreError):
+    """The store ignores the condition of a put, so two writers could overwrite each other."""
 
 
 class SparkError(WalmereError):

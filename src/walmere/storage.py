@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import pyarrow.fs as pafs
 
 from walmere.errors import ChangeLogError, ChangeLogInUse, StateDamaged, WalmereError, from_dict
+from walmere.object_store import open_store
 
 Content = TypeVar("Content")
 
@@ -227,16 +228,7 @@ class Directory:
         return True
 
     def _put_if_absent(self, name: str, content: bytes) -> bool:
-        import obstore  # noqa: PLC0415  only for an object store
-
-        options: Any = dict(self.options or {})
-        if self.location.startswith("file:"):
-            options["mkdir"] = True
-        try:
-            obstore.put(obstore.store.from_url(self.location, **options), name, content, mode="create")
-        except obstore.exceptions.AlreadyExistsError:
-            return False
-        return True
+        return open_store(self.location, self.options).create(name, content)
 
     def stamp(self, name: str) -> tuple[Any, ...] | None:
         """Changes when the file is replaced; None if the file does not exist."""
