@@ -15,6 +15,7 @@ import pytest
 
 from conftest import Database, server_of, version_under_test
 from delta_rows import read_delta
+from object_stores import Bucket
 from sinks.subjects import DatabaseSubjects, Subject, lake
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import History
@@ -37,18 +38,18 @@ class Target:
     races: int = 6  # how often two attempts are made at once
 
 
-def delta(path: Path) -> Target:
+def delta(path: Path, request: pytest.FixtureRequest) -> Target:
     return _delta(DeltaSink(str(path / "lake"), index=str(path / "index")))
 
 
-def delta_by_url(path: Path) -> Target:
-    """The way object stores are reached, on a disk."""
-    url = f"file://{path}/lake"
-    (path / "lake").mkdir()
-    return _delta(DeltaSink(url), races=3)
+def delta_on_s3(path: Path, request: pytest.FixtureRequest) -> Target:
+    """In an object store."""
+    bucket: Bucket = request.getfixturevalue("bucket")
+    sink = DeltaSink(f"{bucket.url}/{path.name}/lake", storage_options=bucket.options, index=str(path / "index"))
+    return _delta(sink, races=3)
 
 
-def delta_without_vectors(path: Path) -> Target:
+def delta_without_vectors(path: Path, request: pytest.FixtureRequest) -> Target:
     """For readers without deletion vectors: changes rewrite files."""
     return _delta(DeltaSink(str(path / "lake"), deletion_vectors=False), races=3)
 
@@ -65,12 +66,12 @@ def _delta(sink: DeltaSink, **more: int) -> Target:
     )
 
 
-SINKS = {"delta": delta, "delta_by_url": delta_by_url, "delta_without_vectors": delta_without_vectors}
+SINKS = {"delta": delta, "delta_on_s3": delta_on_s3, "delta_without_vectors": delta_without_vectors}
 
 
 @pytest.fixture(params=sorted(SINKS))
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
-    return SINKS[request.param](tmp_path)
+    return SINKS[request.param](tmp_path, request)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def new_subject(
     @contextmanager
     def made() -> Iterator[Subject]:
         if request.param in SINKS:
-            found = SINKS[request.param](tmp_path_factory.mktemp("subject"))
+            found = SINKS[request.param](tmp_path_factory.mktemp("subject"), request)
             yield lake(found.sink, found.read, found.again, found.races)
             return
         subjects: DatabaseSubjects = request.getfixturevalue("database_subjects")

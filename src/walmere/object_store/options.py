@@ -146,11 +146,22 @@ def store_settings(location: Location, options: Mapping[str, str]) -> dict[str, 
     return {name: value for name, value in options.items() if name in _OF_KIND[location.kind]}
 
 
+def deltalake_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """All options, for `deltalake`."""
+    found = {"timeout": f"{TIMEOUT:.0f}s", **options}
+    if _endpoint(options).startswith("http://"):
+        found.setdefault("allow_http", "true")
+    return found
+
+
 def client_settings(options: Mapping[str, str]) -> dict[str, Any]:
     """The options of the HTTP client, for `obstore`."""
     found: dict[str, Any] = {"timeout": timedelta(seconds=TIMEOUT), "connect_timeout": timedelta(seconds=5)}
     found |= {name: value for name, value in options.items() if name in _CLIENT}
-    endpoint = options.get("endpoint") or options.get("base_url") or ""
-    if endpoint.startswith("http://"):
+    if _endpoint(options).startswith("http://"):
         found.setdefault("allow_http", "true")
     return found
+
+
+def _endpoint(options: Mapping[str, str]) -> str:
+    return options.get("endpoint") or options.get("base_url") or ""

@@ -23,9 +23,9 @@ _TRIES: Final = 4
 _PAUSE: Final = 0.1
 """Seconds between two of these, at first."""
 _RETRY: Final[Any] = {
-    "max_retries": 8,
+    "max_retries": 10,
     "retry_timeout": timedelta(seconds=60),
-    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
+    "backoff": {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=5), "base": 2},
 }
 
 
@@ -132,6 +132,20 @@ class RemoteStore(ObjectStore):
                 if out_of_range(error):
                     return b""
                 raise
+
+    def get_tail(self, name: str, length: int) -> tuple[bytes, int]:
+        """The last bytes of an object that is not empty, and the size of the object. Raises FileNotFoundError."""
+        import obstore  # noqa: PLC0415
+
+        if self.location.kind == "az":  # it has no ranges from the end
+            found = self.head(name)
+            if found is None:
+                raise FileNotFoundError(f"{self.url}/{name}")
+            start = max(found.size - length, 0)
+            return self.get_range(name, start, found.size - start), found.size
+        with translated(f"reading {self.url}/{name}"):
+            result = obstore.get(self.client, self.path(name), options={"range": {"suffix": length}})
+            return bytes(result.bytes()), result.meta["size"]
 
     def head(self, name: str) -> StoredObject | None:
         import obstore  # noqa: PLC0415

@@ -41,7 +41,7 @@ def translated(doing: str) -> Iterator[None]:
     except (FileNotFoundError, exceptions.NotFoundError) as error:
         if _NO_BUCKET.search(str(error)):
             raise translate(error, doing) from None
-        raise FileNotFoundError(readable(error)) from None
+        raise FileNotFoundError(f"{doing}: {readable(error)}") from None
     except Exception as error:
         raise translate(error, doing) from None
     except BaseException as error:

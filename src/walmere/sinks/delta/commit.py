@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from walmere.errors import SinkConflict, SinkError, SinkMismatch
+from walmere.errors import SinkConflict, SinkError, SinkMismatch, StoreError
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
@@ -175,7 +175,7 @@ def switch_off_vectors(tables: DeltaTables, found: TableVersion) -> dict[str, st
 
 def _checkpoint(tables: DeltaTables, table: TableName, properties: Mapping[str, str]) -> None:
     """Write a checkpoint, and delete the commits that are no longer kept. If it fails, the next one does it."""
-    with contextlib.suppress(DeltaError, OSError):
+    with contextlib.suppress(DeltaError, StoreError, OSError):
         opened = DeltaTable(tables.location(table), storage_options=tables.options)
         opened.create_checkpoint()
         # it takes the place of the commits that are deleted, so it must be durable before

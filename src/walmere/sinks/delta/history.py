@@ -15,6 +15,7 @@ Spark's DESCRIBE HISTORY shows parameters and metrics, but not the keys that are
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ def commit_info(
             "operationParameters": dict(parameters),
             "operationMetrics": {name: str(value) for name, value in metrics.items()},
             "engineInfo": ENGINE,
+            "txnId": str(uuid.uuid4()),  # no two commits are equal: see `walmere.object_store.base`
             **{f"{MARK}{name}": value for name, value in marks.items()},
         }
     }

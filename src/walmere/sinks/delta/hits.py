@@ -61,13 +61,12 @@ def fill_carried(
     values = [taken.empty_table()]
     place = np.full(len(wanted), -1, np.int64)
     count = 0
-    for hit in hits:
-        some = wanted[hit.which]
-        if some.any():
-            rows, which = hit.places[some], hit.which[some]
-            values.append(fetch(directory, hit.file, taken, rows))
-            place[which] = count + np.arange(len(which))
-            count += len(which)
+    needed = [(hit, some) for hit in hits if (some := wanted[hit.which]).any()]
+    values += directory.map(lambda each: fetch(directory, each[0].file, taken, each[0].places[each[1]]), needed)
+    for hit, some in needed:
+        which = hit.which[some]
+        place[which] = count + np.arange(len(which))
+        count += len(which)
     if (place[source] < 0).any():
         raise _missing_rows(int((place[source] < 0).sum()))
     fetched = pa.concat_tables(values)

@@ -31,6 +31,7 @@ from walmere.names import Identity
 from walmere.sinks.delta.files import NO_ROWS, DataFile, is_in
 from walmere.sinks.delta.hits import Hits, fetch
 from walmere.sinks.delta.parquet import row_groups
+from walmere.sinks.delta.vectors import prefetch
 from walmere.sinks.key_hash import U64, hashes, is_exact
 from walmere.sinks.row_index import I64, RowIndex, one_array
 from walmere.storage import Directory
@@ -108,6 +109,8 @@ class KeyIndex:
         found = found[order]
         _open.close_unused(self.directory.location, len(files), lambda: map(self._name, files))
         self._prune(files)
+        if not self.directory.local:
+            self._read_ahead(files, found)
         for file in files:
             hits = self._find_in(file, found, order, rows)
             if hits.which.size:
@@ -119,6 +122,12 @@ class KeyIndex:
         if self.cache is not None and now - _pruned.setdefault(self.cache, now) > _PRUNE_SECONDS:
             _pruned[self.cache] = now
             remove_unused(self.cache, files, (), time.time() - _YOUNG_SECONDS)
+
+    def _read_ahead(self, files: Sequence[DataFile], wanted: U64) -> None:
+        """Read several indexes and vectors at a time from an object store."""
+        self.directory.map(self.open, [file for file in files if _open.get(self._name(file)) is None])
+        hit = (file for file in files if file.vector is not None and self.open(file).find(wanted)[0].size)
+        prefetch(self.directory, [file.vector for file in hit])
 
     def _find_in(self, file: DataFile, wanted: U64, order: I64, rows: RowIndex) -> Hits:
         index = self.open(file)

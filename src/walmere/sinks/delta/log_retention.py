@@ -60,5 +60,5 @@ def clean_up(directory: Directory, found: Mapping[str, str]) -> None:
     # the version before the first one that is kept was the newest until then, and needs a checkpoint
     needed = checkpoints(names, min(kept) - 1) if kept else []
     if needed:
-        for name in sorted(name for name, number in numbers.items() if number < needed[0][0]):
-            directory.remove(f"{LOG}/{name}")
+        old = sorted(name for name, number in numbers.items() if number < needed[0][0])
+        directory.remove(*(f"{LOG}/{name}" for name in old))

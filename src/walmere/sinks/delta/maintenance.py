@@ -194,6 +194,9 @@ def _deleted_since(tables: DeltaTables, found: TableVersion, done: Rewritten) ->
     directory = tables.directory(work.table)
     first = 0
     places = [NO_ROWS]
+    with contextlib.suppress(FileNotFoundError):  # see below
+        now_there = (DataFile.from_action(found.adds[file.path]) for file in work.files)
+        vectors.prefetch(directory, [file.vector for file in (*work.files, *now_there)])
     for file in work.files:
         try:
             before = file.deleted_rows(directory)
@@ -243,14 +246,17 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
     oldest = now - max(_UNKNOWN_SECONDS, tables.keep_seconds)
     if log_retention.too_short(found.properties, tables.keep_hours):
         oldest = 0.0  # a checkpoint may have dropped tombstones of files that can still be read
+    unused: list[str] = []
     for prefix in ("", vectors.DIRECTORY):
         for name, written in directory.files(prefix).items():
             path = f"{prefix}/{name}" if prefix else name
             if path not in used and not name.startswith("_") and (path in removed or written < oldest):
-                directory.remove(path)
-    for name, written in directory.files(replay.LOG).items():  # what `Directory.create` leaves when it is killed
-        if name.startswith(".") and name.endswith(".tmp") and written < now - _UNKNOWN_SECONDS:
-            directory.remove(f"{replay.LOG}/{name}")
+                unused.append(path)
+    if directory.local:
+        for name, written in directory.files(replay.LOG).items():  # what `Directory.create` leaves when it is killed
+            if name.startswith(".") and name.endswith(".tmp") and written < now - _UNKNOWN_SECONDS:
+                unused.append(f"{replay.LOG}/{name}")
+    directory.remove(*unused)
     remove_unused(tables.index_of(table), found.files, data, now - _UNKNOWN_SECONDS / 7)
 
 

@@ -83,8 +83,10 @@ def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: 
     directory = tables.directory(table)
     removed: list[str] = []
     marked: dict[str, I64] = {}
+    files = {path: DataFile.from_action(version.adds[path]) for path in deleted}
+    vectors.prefetch(directory, [file.vector for file in files.values()])
     for path, some in deleted.items():
-        file = DataFile.from_action(version.adds[path])
+        file = files[path]
         rows = np.sort(np.concatenate([file.deleted_rows(directory), *some]))
         rows = rows[np.append(True, np.diff(rows) > 0)]
         if len(rows) == file.rows(directory):

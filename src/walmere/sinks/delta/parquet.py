@@ -209,7 +209,11 @@ class RowGroup:
 
 def row_groups(directory: Directory, name: str, schema: pa.Schema) -> Iterator[RowGroup]:
     """The row groups of a file, in order. Each one is usable until the next."""
-    with directory.filesystem.open_input_file(name) as source, pq.ParquetFile(source) as file:
+    # the columns of a row group are near each other: in a store, they are read by few requests
+    with (
+        directory.filesystem.open_input_file(name) as source,
+        pq.ParquetFile(source, pre_buffer=not directory.local) as file,
+    ):
         first = 0
         for number in range(file.num_row_groups):
             group = RowGroup(file, number, first, schema)

@@ -14,10 +14,11 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,11 +27,17 @@ from deltalake import Schema
 
 from walmere.errors import SinkMismatch
 from walmere.sinks.delta.files import DataFile
-from walmere.storage import Directory
+from walmere.storage import Directory, Stamp
 
 LOG: Final = "_delta_log"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet\Z")
 _NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)\Z")
+_COMMIT: Final = re.compile(r"(\d{20})\.json\Z")
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
+_LISTED: Final = 250
+"""List so many versions before one to find its checkpoint. Checkpoints are 100 commits apart."""
+_GREATEST: Final = "9" * 21
+"""After the names of all versions."""
 _DAMAGED: Final = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, TypeError, AttributeError)
 """What may be raised by a checkpoint that is damaged, or was deleted meanwhile."""
 _ATTEMPTS: Final = 3
@@ -118,8 +125,7 @@ def _schemas(text: str) -> tuple[Schema, pa.Schema]:
     return schema, pa.schema(schema.to_arrow())
 
 
-_Stamp: TypeAlias = tuple[Any, ...] | None
-_kept: dict[str, tuple[_Stamp, TableVersion]] = {}
+_kept: dict[str, tuple[Stamp | None, TableVersion]] = {}
 _lock: Final = threading.Lock()
 
 
@@ -146,7 +152,8 @@ def newest(directory: Directory) -> TableVersion | None:
 
 def at(directory: Directory, version: int) -> TableVersion:
     """An older version. Raises SinkMismatch if it cannot be read any more."""
-    _, known = _forward(directory, None, _load(directory, checkpoints(directory.files(LOG), version)), version)
+    names, start = _start(directory, version)
+    _, known = _forward(directory, None, start, version, _ahead(directory, start, names, version))
     if known.version < version:
         raise _unreadable(directory, f"version {known.version + 1} is not there")
     return known
@@ -156,33 +163,76 @@ def tombstones(directory: Directory, version: int) -> list[Mapping[str, Any]]:
     """The `remove` actions up to a version that the log still has."""
     found: list[Mapping[str, Any]] = []
     first = 0
-    for checkpoint in checkpoints(directory.files(LOG), version):
+    for checkpoint in checkpoints(_names(directory, version), version):
         with contextlib.suppress(*_DAMAGED):
             found = [content for _, contents in _parts(directory, checkpoint, ["remove"]) for content in contents]
             first = checkpoint[0] + 1
             break
-    for number in range(first, version + 1):
-        content = directory.read(log_file(number))
+    numbers = range(first, version + 1)
+    for number, content in zip(numbers, directory.map(directory.read, map(log_file, numbers)), strict=True):
         if content is None:
             raise _unreadable(directory, f"version {number} is not there")
         found += [action["remove"] for action in _parse(directory, number, content) if "remove" in action]
     return found
 
 
+def _start(directory: Directory, upto: int | None) -> tuple[Collection[str], TableVersion]:
+    """The names in the log, and the table at the newest checkpoint up to a version; version -1 if none can be read."""
+    names = _names(directory, upto)
+    found = _load(directory, checkpoints(names, upto))
+    if found.version < 0 and not directory.local and checkpoints(names, upto):  # it is damaged: is there another one?
+        names = directory.files(LOG)
+        found = _load(directory, checkpoints(names, upto))
+    return names, found
+
+
+def _names(directory: Directory, upto: int | None) -> Collection[str]:
+    """The names in the log, in a store only those that are needed for a version: from a checkpoint before it on.
+
+    A store lists a thousand names at a time, and the log may have tens of thousands.
+    """
+    if directory.local:
+        return directory.files(LOG)
+    start = -1
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        start = int(json.loads(directory.read(f"{LOG}/{_LAST_CHECKPOINT}") or b"{}")["version"])
+    if upto is not None and start > upto:
+        start = upto - _LISTED  # the newest checkpoint is too new
+    if start > 0:
+        end = _GREATEST if upto is None else f"{upto + 1:020d}"
+        names = directory.files_between(LOG, f"{start:020d}", end)
+        if checkpoints(names, upto):
+            return names
+    return directory.files(LOG)
+
+
+def _ahead(
+    directory: Directory, known: TableVersion, names: Iterable[str], upto: int | None
+) -> Mapping[int, tuple[bytes, Stamp]]:
+    """The commits after a version. In a store, they are read several at a time."""
+    if directory.local:
+        return {}
+    found = (int(match[1]) for match in map(_COMMIT.match, names) if match is not None)
+    wanted = [number for number in found if known.version < number <= (number if upto is None else upto)]
+    read = directory.map(lambda number: directory.read_stamped(log_file(number)), wanted)
+    return {number: each for number, each in zip(wanted, read, strict=True) if each is not None}
+
+
 def _forward(
-    directory: Directory, stamp: _Stamp, known: TableVersion, upto: int | None = None
-) -> tuple[_Stamp, TableVersion]:
-    """A version after the commits that follow it, and the stamp of the last one."""
+    directory: Directory,
+    stamp: Stamp | None,
+    known: TableVersion,
+    upto: int | None = None,
+    ahead: Mapping[int, tuple[bytes, Stamp]] = MappingProxyType({}),
+) -> tuple[Stamp | None, TableVersion]:
+    """A version after the commits that follow it, and the stamp of the last one. `ahead` was read already."""
     while upto is None or known.version < upto:
         number = known.version + 1
-        # the stamp first: a commit that is replaced after it was read has another one
-        if (after := directory.stamp(log_file(number))) is None:
+        if (found := ahead.get(number) or directory.read_stamped(log_file(number))) is None:
             break
-        if (content := directory.read(log_file(number))) is None:
-            break
-        actions = _parse(directory, number, content)
+        actions = _parse(directory, number, found[0])
         try:
-            stamp, known = after, known.then(number, actions)
+            stamp, known = found[1], known.then(number, actions)
         except (KeyError, TypeError, AttributeError):
             raise _unreadable(directory, f"version {number} has actions without required fields") from None
     return stamp, known
@@ -198,16 +248,17 @@ def _parse(directory: Directory, version: int, content: bytes) -> list[dict[str,
     return actions
 
 
-def _from_checkpoint(directory: Directory) -> tuple[_Stamp, TableVersion]:
+def _from_checkpoint(directory: Directory) -> tuple[Stamp | None, TableVersion]:
     """The newest version, from the newest checkpoint that can be read; version -1 if there is no table.
 
     The log is listed, so that it is noticed if commits are missing. `_last_checkpoint` alone may be older than the
-    commits that are left, and the version before a gap would look like the newest.
+    commits that are left, and the version before a gap would look like the newest. (In a store, it says where the list
+    begins; what follows is listed.)
     """
     for _ in range(_ATTEMPTS):  # another process may be cleaning up the log
-        names = directory.files(LOG)
-        known = _load(directory, checkpoints(names, None))
-        found = _forward(directory, directory.stamp(log_file(known.version)), known)
+        names, known = _start(directory, None)
+        stamp = None if known.version < 0 else directory.stamp(log_file(known.version))
+        found = _forward(directory, stamp, known, ahead=_ahead(directory, known, names, None))
         if found[1].version >= max((int(match[1]) for match in map(_NUMBERED.match, names) if match), default=-1):
             return found
     raise _unreadable(directory, f"version {found[1].version + 1} is not there, or its checkpoint cannot be read")

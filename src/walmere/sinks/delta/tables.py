@@ -28,6 +28,7 @@ from walmere.ledger.lake import PLACE
 from walmere.local_cache import local_cache
 from walmere.lsn import Lsn
 from walmere.names import TableName
+from walmere.object_store.options import checked, deltalake_settings, is_url, locate
 from walmere.owner import PROPERTY as OWNER_PROPERTY
 from walmere.owner import Owner, owned_by_another
 from walmere.sinks.base import StagedFile
@@ -78,9 +79,9 @@ def owner_of(found: TableVersion) -> Owner | None:
 class DeltaTables:
     """A directory of Delta tables, and the settings to write them."""
 
-    path: str  # local, or a URL that deltalake supports
+    path: str  # local, or the URL of an object store
     app_id: str = APP_ID  # LSNs are comparable only within one: another source needs another
-    storage_options: Mapping[str, str] | None = None
+    storage_options: Mapping[str, str] | None = None  # of the object store; secrets are refused
     properties: Mapping[str, str] = field(default_factory=lambda: dict(PROPERTIES))
     deletion_vectors: bool = True  # False: a changed row rewrites its file, for readers without vectors
     index: str | None = None  # a local directory for key indexes, or one in the local cache; None: they are in memory
@@ -90,7 +91,11 @@ class DeltaTables:
     take_over: bool = False
 
     def __post_init__(self) -> None:
-        if "://" not in self.path:
+        if is_url(self.path):
+            place = locate(self.path)
+            object.__setattr__(self, "path", place.prefix if place.kind == "file" else place.url)
+            object.__setattr__(self, "storage_options", checked(place, self.storage_options or {}))
+        if not is_url(self.path):
             if "%" in self.path:
                 raise ConfigError(
                     f"writing Delta tables to {self.path}",
@@ -109,7 +114,7 @@ class DeltaTables:
     @property
     def options(self) -> dict[str, str] | None:
         """The storage options for `deltalake`."""
-        return None if self.storage_options is None else dict(self.storage_options)
+        return deltalake_settings(self.storage_options or {}) if is_url(self.path) else None
 
     def location(self, table: TableName) -> str:
         """The table's directory."""

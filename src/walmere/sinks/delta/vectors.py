@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import array
 import base64
+import threading
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +36,8 @@ _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-
 _B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _TO_Z85: Final = bytes.maketrans(_B85, _Z85)
 _FROM_Z85: Final = bytes.maketrans(_Z85, _B85)
+_MAX_KEPT: Final = 64 << 20
+"""Bytes of vectors that a process keeps, of those in an object store."""
 _UUID_LENGTH: Final = 20
 """Characters of a UUID in Z85."""
 
@@ -87,14 +91,52 @@ class Vector:
         path = self.path
         if path is None:
             raise _unreadable(self.where, f"vectors of the storage type {self.storage} are not supported")
-        with directory.filesystem.open_input_file(path) as file:
-            file.seek(self.offset or 0)
-            content = bytes(file.read(self.size + 8))
+        place = (directory.location, self)
+        if not directory.local and (kept := _kept.get(place)) is not None:
+            return kept
+        content = directory.read_range(path, self.offset or 0, self.size + 8)
         data = content[4:-4]
         size, checksum = (int.from_bytes(part, "big") for part in (content[:4], content[-4:]))
         if not size == self.size == len(data) or zlib.crc32(data) != checksum:
             raise _unreadable(path, "its size or checksum is wrong")
-        return _decode(data, path)
+        rows = _decode(data, path)
+        if not directory.local:
+            _kept.put(place, rows)
+        return rows
+
+
+class _Kept:
+    """The vectors in an object store that this process has read. Files of vectors do not change."""
+
+    def __init__(self) -> None:
+        self._vectors: OrderedDict[tuple[str, Vector], I64] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, place: tuple[str, Vector]) -> I64 | None:
+        with self._lock:
+            if place in self._vectors:
+                self._vectors.move_to_end(place)
+            return self._vectors.get(place)
+
+    def put(self, place: tuple[str, Vector], rows: I64) -> None:
+        rows.flags.writeable = False
+        with self._lock:
+            if place in self._vectors:
+                return
+            self._vectors[place] = rows
+            self._bytes += rows.nbytes
+            while self._bytes > _MAX_KEPT:
+                self._bytes -= self._vectors.popitem(last=False)[1].nbytes
+
+
+_kept: Final = _Kept()
+
+
+def prefetch(directory: Directory, vectors: Iterable[Vector | None]) -> None:
+    """Read vectors in an object store, several at a time, before they are needed one after the other."""
+    if not directory.local:
+        directory.map(lambda each: each.rows(directory), [each for each in vectors if each is not None])
 
 
 def write(directory: Directory, deleted: Sequence[I64]) -> list[Vector]:
