@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import threading
 from pathlib import Path
 
 import pytest
 
-from walmere.errors import ChangeLogDamaged, ChangeLogVersion
+from object_stores import Bucket
+from walmere.errors import ChangeLogDamaged, ChangeLogVersion, SinkError
 from walmere.ledger import entry as points
 from walmere.ledger import file as history
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import Ledger
+from walmere.ledger.lake import LakeLedger, read_latest
 from walmere.lsn import Lsn
+from walmere.storage import Directory
 
 HOUR = 3_600_000_000
 SECOND = 1_000_000
@@ -202,3 +206,77 @@ def test_a_reader_beside_a_writer_that_trims_finds_whole_entries_that_rise(tmp_p
     finally:
         writer.join()
     assert len(lines(tmp_path)) < 50
+
+
+def point(lsn: int, version: int | None = None) -> Entry:
+    return entry(lsn, **{"public.a": lsn if version is None else version})
+
+
+def place(bucket: Bucket) -> Directory:
+    return Directory(f"{bucket.url}/lake/_walmere/shop", bucket.options)
+
+
+def lake(bucket: Bucket) -> LakeLedger:
+    return LakeLedger(place(bucket), "shop", str, 3600.0)
+
+
+def stored(bucket: Bucket) -> list[Entry]:
+    return list(history.History(place(bucket)).entries())
+
+
+def test_a_ledger_in_a_store_grows_in_pieces_and_reads_as_one(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("walmere.ledger.lines.PIECE_BYTES", 500)
+    written = [point(number) for number in range(1, 40)]
+    writer = lake(bucket)
+    writer.begin(written[:10])
+    for each in written[10:30]:
+        writer.append(each)
+        assert stored(bucket)[-1] == each
+        assert read_latest(place(bucket)) == each
+    assert stored(bucket) == written[:30]
+    assert len(place(bucket).files("")) > 5
+    again = lake(bucket)
+    again.begin(written[20:30])  # a restart: older points can no longer be read
+    for each in written[30:]:
+        again.append(each)
+    assert stored(bucket) == written[20:]
+    begin, end = json.loads((place(bucket).read("ledger.jsonl") or b"").splitlines()[0])["pieces"]
+    assert len(place(bucket).files("")) == 2 + end - begin, "old pieces are deleted"
+
+
+def test_the_points_of_a_process_that_was_thought_dead_are_refused(bucket: Bucket) -> None:
+    zombie = lake(bucket)
+    zombie.begin([point(1)])
+    zombie.append(point(2))
+    other = lake(bucket)
+    other.begin([point(1), point(2), point(3)])
+    for lsn in (3, 4):
+        with pytest.raises(SinkError, match="another process has become the writer") as caught:
+            zombie.append(point(lsn, 100))
+        assert not caught.value.transient
+    other.append(point(4))
+    assert [each.versions["public.a"] for each in stored(bucket)] == [1, 2, 3, 4]
+    latest = read_latest(place(bucket))
+    assert latest is not None
+    assert latest.versions == {"public.a": 4}
+
+
+def test_a_reader_in_a_store_always_finds_all_points(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("walmere.ledger.lines.PIECE_BYTES", 500)
+    written = [point(number) for number in range(1, 30)]
+    writer = lake(bucket)
+    writer.begin(written)
+    stop = threading.Event()
+
+    def rewrite() -> None:
+        while not stop.is_set():
+            lake(bucket).begin(written)
+
+    thread = threading.Thread(target=rewrite)
+    thread.start()
+    try:
+        for _ in range(20):
+            assert stored(bucket) == written
+    finally:
+        stop.set()
+        thread.join()

@@ -15,6 +15,7 @@ from typing import Final
 from walmere import paths
 from walmere.ledger import entry as points
 from walmere.ledger.entry import Entry, Points
+from walmere.ledger.lines import lines
 from walmere.lsn import Lsn
 from walmere.storage import Directory
 
@@ -28,13 +29,14 @@ class History:
 
     def __init__(self, directory: Directory, keep_seconds: float = KEEP_SECONDS) -> None:
         self._directory = directory
+        self._lines = lines(directory, paths.LEDGER)
         self._keep_seconds = keep_seconds
         self._began: list[int] | None = None  # of each point in the file; None: this is not its writer
         self._last: Entry | None = None
 
     def points(self) -> Points:
         """All points, as the file has them now."""
-        content = self._directory.read(paths.LEDGER)
+        content = self._lines.read()
         if not content:
             return Points([], self._keep_seconds, torn=False)
         return points.parse(content, f"{self._directory.location}/{paths.LEDGER}")
@@ -108,7 +110,7 @@ class History:
         else:
             if entry.commit_time is None:
                 entry = replace(entry, commit_time=self._last.commit_time)
-            self._directory.append(paths.LEDGER, points.render(entry, self._last))
+            self._lines.append(points.render(entry, self._last))
         began.append(entry.began)
         expired = points.expired(began, points.now(), self._keep_seconds)
         if expired >= TRIM_AFTER and 2 * expired >= len(began):
@@ -122,7 +124,7 @@ class History:
         self._last = entries[-1] if entries else None
 
     def _write(self, entries: Iterable[Entry]) -> None:
-        self._directory.replace(paths.LEDGER, points.render_all(entries, self._keep_seconds))
+        self._lines.replace(points.render_all(entries, self._keep_seconds))
 
 
 class Ledger(History):

@@ -6,7 +6,9 @@ In the lake, `_walmere/<subscription>/` has three files:
     ledger.jsonl   all points that can be read, as `walmere.ledger.entry` writes them
     owner.json     the owner of the points, see `walmere.owner`
 
-`ledger.jsonl` is written before `latest.json`, so it always has the point of `latest.json`.
+`ledger.jsonl` is written before `latest.json`, so it always has the point of `latest.json`. In an object store, both
+are replaced by compare-and-set, so a process that was thought dead cannot put an old point there. See `lines`, which
+also says how `ledger.jsonl` grows in a store.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from walmere.errors import ChangeLogDamaged, SinkError
 from walmere.ledger import entry as points
 from walmere.ledger.entry import VERSION, Entry
 from walmere.ledger.file import History
+from walmere.ledger.lines import another_writer
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.owner import Owner
@@ -28,6 +31,7 @@ PLACE: Final = "_walmere"
 LATEST: Final = "latest.json"
 _OWNER: Final = "owner.json"
 _FORMAT: Final = "walmere point"
+_ATTEMPTS: Final = 5
 
 
 class LakeLedger:
@@ -41,6 +45,7 @@ class LakeLedger:
         self._path = path  # of a table, relative to the lake
         self._keep_seconds = keep_seconds
         self._history = History(directory, keep_seconds)
+        self._etag: str | None = None  # of `latest.json` in a store; None: it is not known
 
     def begin(self, entries: Iterable[Entry]) -> None:
         """Become the writer, and repair the files after a crash."""
@@ -83,7 +88,24 @@ class LakeLedger:
                 for table, version in tables
             ],
         }
-        self._directory.replace(LATEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+        text = json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
+        if self._directory.local:
+            self._directory.replace(LATEST, text)
+        else:
+            self._replace_in_store(text)
+
+    def _replace_in_store(self, content: bytes) -> None:
+        """Replace `latest.json`. Another process may write it only until it finds that this one is the writer."""
+        store = self._directory.store
+        for _ in range(_ATTEMPTS):
+            known, self._etag = self._etag, None
+            if known is None and (found := store.get(LATEST)) is not None:
+                known = found[1]
+            if known is not None:
+                self._etag = store.replace_if(LATEST, content, known)
+            if self._etag is not None or (known is None and store.create(LATEST, content)):
+                return
+        raise another_writer(f"{self._directory.location}/{LATEST}")
 
     def _failed(self, error: OSError) -> SinkError:
         doing = f"writing the newest point to {self._directory.location}"
