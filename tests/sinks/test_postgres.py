@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -199,17 +200,39 @@ def test_missing_tables_columns_and_privileges_are_named(database: Database, sin
         sink.require_tables({TABLE: NAMES, TableName("public", "absent"): ["id"]})
     with pytest.raises(ColumnMissing, match=r"public\.t lacks the column other"):
         sink.require_tables({TABLE: [*NAMES, "other"]})
-    database.execute("CREATE ROLE reader LOGIN", "GRANT SELECT, INSERT ON t TO reader")
-    target = PostgresTarget(kind="postgres", dsn=SecretStr(database.server.dsn(database.name, "reader")))
-    if database.major >= 15:  # before, only a superuser may set it
-        database.execute("GRANT SET ON PARAMETER session_replication_role TO reader")
-        with pytest.raises(SinkRefused, match=r"lacks UPDATE, DELETE, TRUNCATE on public\.t"):
-            PostgresSink(target, "test").require_tables({TABLE: NAMES})
-        database.execute("REVOKE SET ON PARAMETER session_replication_role FROM reader")
-    database.execute("REVOKE ALL ON t FROM reader")
+
+
+def test_missing_privileges_are_named_one_after_the_other(database: Database, sink: PostgresSink) -> None:
+    role = f"{database.name}_writer"
+    database.execute(f"CREATE ROLE {role} LOGIN", "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int)")
+    target = PostgresTarget(kind="postgres", dsn=SecretStr(database.server.dsn(database.name, role)))
+    sink = replace(sink, address=target)
+    tables = {TableName("shop", "t"): ["id"]}
     with pytest.raises(SinkRefused, match="session_replication_role"):
-        PostgresSink(target, "test").require_tables({TABLE: NAMES})
-    database.execute("DROP ROLE reader")
+        sink.require_tables(tables)
+    if database.major >= 15:  # before, only a superuser may set it
+        missing = [
+            ("may not create schema walmere", f"CREATE SCHEMA walmere AUTHORIZATION {role}"),
+            ("lacks USAGE on the schema shop of shop.t", f"GRANT USAGE ON SCHEMA shop TO {role}"),
+            (
+                "lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE on shop.t",
+                f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON shop.t TO {role}",
+            ),
+        ]
+        database.execute(f"GRANT SET ON PARAMETER session_replication_role TO {role}")
+        for wrong, grant in missing:
+            with pytest.raises(SinkRefused, match=wrong) as refused:
+                sink.require_tables(tables)
+            assert refused.value.hint == f"{grant};".replace(f"TO {role};", "TO …;")
+            database.execute(grant)
+        sink.require_tables(tables)
+        creating = replace(sink, create_tables=True)
+        with pytest.raises(SinkRefused, match=r"may not create the table shop\.new") as refused:
+            creating.require_tables({TableName("shop", "new"): ["id"]})
+        database.execute(refused.value.hint)
+        with pytest.raises(SinkRefused, match=r"may not create the table other\.new"):
+            creating.require_tables({TableName("shop", "new"): ["id"], TableName("other", "new"): ["id"]})
+    database.execute("DROP SCHEMA shop CASCADE", f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
 
 
 def test_the_state_of_another_owner_is_refused_or_taken_over(database: Database, sink: PostgresSink) -> None:

@@ -14,7 +14,7 @@ from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.finding import Finding, Level
 from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.connect import Connection
-from walmere.sinks.postgres.relation import TargetRelation, missing_table, read_relations
+from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_creation
 from walmere.sinks.postgres.sink import PostgresSink
 
 _DOING = "checking the tables of the target"
@@ -37,7 +37,7 @@ def check_target(config: Config, sink: PostgresSink) -> Iterator[Finding]:
                 return  # the checks of the source report it
             relations = read_relations(connection, list(published))
             for table, names in published.items():
-                yield from _table(table, names, relations.get(table), sink)
+                yield from _table(connection, table, names, relations.get(table), sink)
     except WalmereError as error:
         yield Finding("target", Level.PROBLEM, error.wrong, error.hint)
 
@@ -60,17 +60,12 @@ def _schema(connection: Connection, sink: PostgresSink) -> Iterator[Finding]:
     if sink.state.exists(connection):
         yield Finding("target_schema", Level.OK, f"schema {sink.schema} has the tables of Walmere")
         return
-    [row] = connection.execute(
-        "SELECT coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = $1),"
-        " has_database_privilege(current_database(), 'CREATE')), quote_ident(current_user)",
-        [sink.schema],
-    ).fetchall()
-    allowed, role = row
-    if allowed:
-        yield Finding("target_schema", Level.OK, f"schema {sink.schema} can be created for the tables of Walmere")
+    try:
+        require_creation(connection, sink.schema, f"schema {sink.schema}, or tables in it", _DOING)
+    except WalmereError as error:
+        yield Finding("target_schema", Level.PROBLEM, error.wrong, error.hint)
     else:
-        fix = f"CREATE SCHEMA {sink.schema} AUTHORIZATION {role};"
-        yield Finding("target_schema", Level.PROBLEM, f"the role may not create schema {sink.schema}", fix)
+        yield Finding("target_schema", Level.OK, f"schema {sink.schema} can be created for the tables of Walmere")
 
 
 def _two_phase(connection: Connection, sink: PostgresSink) -> Iterator[Finding]:
@@ -94,20 +89,20 @@ def _published(config: Config) -> Mapping[TableName, Sequence[str]]:
 
 
 def _table(
-    table: TableName, names: Sequence[str], relation: TargetRelation | None, sink: PostgresSink
+    connection: Connection,
+    table: TableName,
+    names: Sequence[str],
+    relation: TargetRelation | None,
+    sink: PostgresSink,
 ) -> Iterator[Finding]:
     name = "target_table"
-    if relation is None:
-        if sink.create_tables:
-            yield Finding(name, Level.OK, f"{table} will be created in the target")
-        else:
-            error = missing_table(table, _DOING)
-            yield Finding(name, Level.PROBLEM, error.wrong, error.hint)
-        return
     try:
-        relation.require([each for each in names if each in relation.columns] if sink.create_tables else names, _DOING)
+        sink.require_table(connection, table, names, relation, _DOING)
     except WalmereError as error:
         yield Finding(name, Level.PROBLEM, error.wrong, error.hint)
+        return
+    if relation is None:
+        yield Finding(name, Level.OK, f"{table} will be created in the target")
         return
     if relation.fires_per_statement:
         text = f"{table} has statement triggers that are enabled for replicas: they fire for each changed row"

@@ -35,7 +35,10 @@ SELECT n.nspname, c.relname, c.oid::int8, c.relkind::text, coalesce(columns.foun
         SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
         WHERE NOT has_table_privilege(c.oid, p)
     ),
-    row_security_active(c.oid)
+    row_security_active(c.oid), has_schema_privilege(n.oid, 'USAGE'),
+    EXISTS(
+        SELECT FROM pg_trigger g WHERE g.tgrelid = ANY({_IN_TREE}) AND NOT g.tgisinternal AND g.tgenabled IN ('R', 'A')
+    )
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN unnest($1::text[], $2::text[]) AS wanted(schema, name) ON n.nspname = wanted.schema AND c.relname = wanted.name,
 LATERAL (
@@ -95,6 +98,8 @@ class TargetRelation:
     referenced: bool  # by a foreign key
     lacks: Sequence[str]  # privileges
     row_security: bool
+    in_reach: bool  # the role may use its schema
+    has_triggers: bool  # that are enabled for a subscriber
 
     @property
     def sql(self) -> Composable:
@@ -117,6 +122,10 @@ class TargetRelation:
         """Raise if the table cannot take these columns, or the role may not write to it."""
         if self.kind not in ("r", "p"):
             raise SinkMismatch(doing, f"{self.table} is not a table", "only tables can be a target")
+        if not self.in_reach:
+            schema = self.table.namespace
+            wrong = f"the role lacks USAGE on the schema {schema} of {self.table}"
+            raise SinkRefused(doing, wrong, f"GRANT USAGE ON SCHEMA {schema} TO …;")
         if self.lacks:
             wrong = f"the role lacks {', '.join(self.lacks)} on {self.table}"
             raise SinkRefused(doing, wrong, f"GRANT {', '.join(self.lacks)} ON {self.table} TO …;")
@@ -162,6 +171,21 @@ def missing_table(table: TableName, doing: str) -> SinkMismatch:
     """The error for a table that the target does not have."""
     hint = "create it there (pg_dump --schema-only shows how), or set target.create_tables = true"
     return SinkMismatch(doing, f"the target does not have the table {table}", hint)
+
+
+def require_creation(connection: Connection, schema: str, what: str, doing: str) -> None:
+    """Raise if the role may not create something in a schema, or the schema itself."""
+    [row] = connection.execute(
+        "SELECT coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = $1),"
+        " has_database_privilege(current_database(), 'CREATE')), quote_ident($1), quote_ident(current_user),"
+        " EXISTS(SELECT FROM pg_namespace WHERE nspname = $1)",
+        [schema],
+    ).fetchall()
+    allowed, quoted, role, exists = row
+    if not allowed:
+        fix = f"GRANT USAGE, CREATE ON SCHEMA {quoted} TO {role};"
+        hint = fix if exists else f"CREATE SCHEMA {quoted} AUTHORIZATION {role};"
+        raise SinkRefused(doing, f"the role may not create {what}", hint)
 
 
 def read_relations(connection: Connection, tables: Sequence[TableName]) -> dict[TableName, TargetRelation]:

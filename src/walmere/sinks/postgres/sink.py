@@ -35,7 +35,13 @@ from walmere.sinks.postgres import copying, origin, prepared, transaction
 from walmere.sinks.postgres import scan as scanning
 from walmere.sinks.postgres.connect import Connection, connect, translate_errors
 from walmere.sinks.postgres.copying import Copy, Creation
-from walmere.sinks.postgres.relation import missing_columns, missing_table, read_relations
+from walmere.sinks.postgres.relation import (
+    TargetRelation,
+    missing_columns,
+    missing_table,
+    read_relations,
+    require_creation,
+)
 from walmere.sinks.postgres.state import State, StoredTable
 from walmere.sinks.postgres.transaction import TargetTransaction
 
@@ -100,16 +106,31 @@ class PostgresSink:
             yield connection
 
     def require_tables(self, tables: Mapping[TableName, Sequence[str]]) -> None:
-        """Raise if a table is missing, lacks one of these columns, or may not be written to."""
+        """Raise if a table is missing, lacks one of these columns, or may not be written to or created."""
         doing = "checking the tables of the target"
         with self.connection(doing) as connection:
+            if not self.state.exists(connection):
+                require_creation(connection, self.schema, f"schema {self.schema}, or tables in it", doing)
             found = read_relations(connection, list(tables))
-        for table, names in tables.items():
-            if table in found:
-                present = [name for name in names if name in found[table].columns]
-                found[table].require(present if self.create_tables else names, doing)
-            elif not self.create_tables:
-                raise missing_table(table, doing)
+            for table, names in tables.items():
+                self.require_table(connection, table, names, found.get(table), doing)
+
+    def require_table(
+        self,
+        connection: Connection,
+        table: TableName,
+        names: Sequence[str],
+        relation: TargetRelation | None,
+        doing: str,
+    ) -> None:
+        """Raise if a table cannot take these columns, or is missing and cannot be created."""
+        if relation is not None:
+            present = [name for name in names if name in relation.columns]
+            relation.require(present if self.create_tables else names, doing)
+        elif self.create_tables:
+            require_creation(connection, table.namespace, f"the table {table}", doing)
+        else:
+            raise missing_table(table, doing)
 
     def claim(self, table: TableName) -> bool:
         """Make sure that what is stored for a table belongs to the owner; or take it over, and return True."""
