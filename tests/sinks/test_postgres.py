@@ -316,3 +316,47 @@ def test_a_truncate_that_is_applied_row_by_row_may_have_any_name(database: Datab
     DatabaseWriter(sink).apply(odd, changes, 200, BY_ID, schema)
     assert database.rows(f"SELECT id FROM {quoted}") == [(3,)]
     database.execute(f"DROP TABLE {quoted}", "DROP SCHEMA walmere CASCADE")
+
+
+def test_a_copy_that_fails_leaves_rows_of_others_and_no_effect_of_triggers(
+    database: Database, sink: PostgresSink
+) -> None:
+    copy = DatabaseWriter(sink).begin_copy(TABLE, SCHEMA)
+    copy.range(0, [row(1), row(2)])
+    database.execute("INSERT INTO t (id) VALUES (77)", "UPDATE t SET note = 'mine' WHERE id = 2")
+    copy.range(1, [row(3)])
+    copy.abandon()
+    assert sorted(key for _, key, *_ in found(database)) == [2, 77]
+    database.execute(
+        "TRUNCATE t",
+        "CREATE TABLE log (what text)",
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO public.log VALUES (TG_LEVEL); RETURN NULL; END $$",
+        "CREATE TRIGGER fires AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION note()",
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER fires",
+    )
+    copy = DatabaseWriter(sink).begin_copy(TABLE, SCHEMA)
+    copy.range(0, [row(1), row(2)])
+    copy.abandon()
+    assert database.rows("SELECT * FROM log") == []
+    begin(sink, row(1), row(2))
+    assert database.rows("SELECT * FROM log") == [("ROW",), ("ROW",)]
+    database.execute("DROP TABLE log", "DROP FUNCTION note CASCADE")
+
+
+@pytest.mark.parametrize("rows_before", [0, 1])
+def test_drop_removes_unfinished_copies(database: Database, sink: PostgresSink, rows_before: int) -> None:
+    """Into an empty table, or into a staging table; while another subscription uses the same schema, or none does."""
+    database.execute("CREATE TABLE u (id int)", f"INSERT INTO t (id) SELECT 77 FROM generate_series(1, {rows_before})")
+    other = replace(sink, subscription="other")
+    other.begin_copy(TableName("public", "u"), ["id"]).finish(Lsn(100))
+    for _ in range(2):
+        copy = DatabaseWriter(sink).begin_copy(TABLE, SCHEMA)
+        copy.range(0, [row(1), row(2)])
+        assert "removed the unfinished copy of public.t" in sink.drop()
+        assert len(found(database)) == rows_before
+        assert not database.rows("SELECT FROM pg_class WHERE relname ~ '^copy_'")
+        assert not database.rows("SELECT FROM pg_replication_origin WHERE starts_with(roname, 'walmere_test')")
+        other.drop()
+    assert not database.rows("SELECT FROM pg_namespace WHERE nspname = 'walmere'")
+    database.execute("DROP TABLE u")

@@ -1,9 +1,9 @@
 """The copy of a table into the target: many tasks, each with its own connection and transaction.
 
-If the table is empty, ranges are copied straight into it, and each commits on its own: a crash is undone by emptying
-the table again. Otherwise (it is copied again, or has rows of its own) ranges are copied to an unlogged staging table,
-and one transaction moves all rows: readers see the old rows until then. So it is with statement triggers, which must
-fire once.
+If the table is empty, ranges are copied straight into it, and each commits on its own: a crash is undone by removing
+the rows of these transactions. Otherwise (it is copied again, or has rows of its own) ranges are copied to an unlogged
+staging table, and one transaction moves all rows: readers see the old rows until then. So it is with triggers that
+fire: what they do elsewhere cannot be undone, and those of a statement must fire once.
 
 A range is recorded in the transaction that copies it, so an attempt that is repeated does nothing. An attempt of an
 older copy finds that its copy is not the current one any more.
@@ -89,7 +89,9 @@ class Copy:
         ):
             self._require_current(connection, doing, "FOR SHARE")
             done = connection.execute(
-                self.state.sql("INSERT INTO {schema}.copied_ranges VALUES ($1, $2) ON CONFLICT DO NOTHING"),
+                self.state.sql(
+                    "INSERT INTO {schema}.copied_ranges VALUES ($1, $2, pg_current_xact_id()) ON CONFLICT DO NOTHING"
+                ),
                 [self.number, name],
             )
             if done.rowcount:
@@ -202,7 +204,7 @@ def begin(
             if stored.copy is not None:
                 undo(connection, state, table, stored.copy)
             [row] = connection.execute(SQL("SELECT EXISTS(SELECT FROM {})").format(relation.only)).fetchall()
-            direct = not row[0] and not relation.fires_per_statement
+            direct = not row[0] and not relation.has_triggers
             use_origin = origin.may_use(connection)
             copy = Copy(
                 address,
@@ -247,10 +249,25 @@ def undo(connection: Connection, state: State, table: TableName, copy: str) -> N
     kind, _, number = copy.partition(":")
     relation = read_relations(connection, [table]).get(table)
     if kind == _DIRECT and relation is not None:
-        empty(connection, relation)
+        _remove_copied(connection, state, relation, number)
     elif kind == _STAGED:
         connection.execute(SQL("DROP TABLE IF EXISTS {}").format(_staging(state, number)))
     connection.execute(state.sql("DELETE FROM {schema}.copied_ranges WHERE copy = $1"), [number])
+
+
+def _remove_copied(connection: Connection, state: State, relation: TargetRelation, number: str) -> None:
+    """Remove the rows of a copy. Others may have written to the table since: their rows stay."""
+    query = state.sql("SELECT array_agg(xid::xid::text) FROM {schema}.copied_ranges WHERE copy = $1")
+    [row] = connection.execute(query, [number]).fetchall()
+    if row[0] is None:
+        return
+    connection.execute(SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(relation.only))
+    others = SQL("SELECT EXISTS(SELECT FROM {} WHERE xmin <> ALL($1::text[]::xid[]))").format(relation.only)
+    [(has_others,)] = connection.execute(others, [row[0]]).fetchall()
+    if has_others:
+        connection.execute(SQL("DELETE FROM {} WHERE xmin = ANY($1::text[]::xid[])").format(relation.only), [row[0]])
+    else:
+        empty(connection, relation)
 
 
 def empty(connection: Connection, relation: TargetRelation) -> None:

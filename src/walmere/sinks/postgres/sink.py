@@ -307,6 +307,10 @@ class PostgresSink:
             rolled_back = prepared.roll_back_all(connection, self.state)
             done += [f"rolled back prepared transaction {gid}" for gid in rolled_back]
             if self.state.exists(connection):
+                for table, copy in self.state.unfinished(connection).items():
+                    with connection.transaction():
+                        copying.undo(connection, self.state, table, copy)
+                    done.append(f"removed the unfinished copy of {table}")
                 done += self.state.forget(connection)
             if origin.may_use(connection):
                 done += [f"dropped replication origin {name}" for name in origin.drop(connection, self.subscription)]

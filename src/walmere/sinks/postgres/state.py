@@ -2,7 +2,7 @@
 
     <schema>.format          the version of these tables
     <schema>.tables          for each mirrored table: its LSN, how often it was committed to, and a copy that is running
-    <schema>.copied_ranges   of a running copy, the ranges that are committed
+    <schema>.copied_ranges   of a running copy, the ranges that are committed, and the transactions that have done it
     <schema>.conflicts       changes that met a conflict
     <schema>.prepared        of each prepared transaction the tables that it changes; visible when it is committed
 
@@ -32,7 +32,7 @@ _CREATE: Final = (
     "INSERT INTO {schema}.format VALUES (1)",
     "CREATE TABLE {schema}.tables (subscription text, schema text, name text, lsn pg_lsn, version int8 NOT NULL,"
     " owner text, copy text, PRIMARY KEY (subscription, schema, name))",
-    "CREATE TABLE {schema}.copied_ranges (copy text, range text, PRIMARY KEY (copy, range))",
+    "CREATE TABLE {schema}.copied_ranges (copy text, range text, xid xid8 NOT NULL, PRIMARY KEY (copy, range))",
     "CREATE TABLE {schema}.conflicts (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL"
     ' DEFAULT now(), subscription text, relation text, conflict text, key text, "constraint" text, lsn pg_lsn,'
     " message text)",
@@ -138,6 +138,12 @@ class State:
         )
         return {TableName(schema, name): version for schema, name, version in rows}
 
+    def unfinished(self, connection: Connection) -> dict[TableName, str]:
+        """The tables that are being copied, each with its copy."""
+        query = "SELECT schema, name, copy FROM {schema}.tables WHERE subscription = $1 AND copy IS NOT NULL"
+        rows = connection.execute(self.sql(query), [self.subscription]).fetchall()
+        return {TableName(schema, name): copy for schema, name, copy in rows}
+
     def conflicts(self, connection: Connection) -> dict[str, int]:
         """How many conflicts each table has had."""
         query = "SELECT relation, count(*) FROM {schema}.conflicts WHERE subscription = $1 GROUP BY 1"
@@ -148,6 +154,7 @@ class State:
         with connection.transaction():
             connection.execute(self.sql("DELETE FROM {schema}.tables WHERE subscription = $1"), [self.subscription])
             connection.execute(self.sql("DELETE FROM {schema}.conflicts WHERE subscription = $1"), [self.subscription])
+            connection.execute(self.sql("DELETE FROM {schema}.prepared WHERE subscription = $1"), [self.subscription])
             [row] = connection.execute(self.sql("SELECT count(*) FROM {schema}.tables")).fetchall()
             if row[0]:
                 return [f"deleted the state of {self.subscription} in schema {self.schema} of the target"]
