@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,13 @@ print(json.dumps(found))
 """
 
 
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _without_our_package(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "/walmere" in member.name and ".dist-info" not in member.name else member
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     if os.getuid() != 0:
@@ -74,15 +82,21 @@ def answers(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[
         if entry.name != "version.py":
             (copy / entry.name).symlink_to(entry)
     (copy / "version.py").write_text('__version__ = "0.0.9"\n')
+    archive = private / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:  # as venv-pack makes it, but the packages are links
+        for name in ("bin", "lib", "pyvenv.cfg"):
+            file.add(cluster.environment.directory / name, name, filter=_without_our_package)
+        file.add(cluster.environment.packages / "walmere", f"lib/{PYTHON}/site-packages/walmere")
     pythons = {
         "own": "python3",
+        "archive": "./environment/bin/python3",
         "missing": "/nonexistent/python",
         "without Walmere": cluster.environment.without(cluster.directory / "without", "walmere").python,
         "other version": other.python,
     }
     given = {
         "master": cluster.url,
-        "settings": cluster.settings,
+        "settings": {**cluster.settings, "spark.archives": f"{archive}#environment"},
         "log": private / "spark.log",
         "private": private,
         "pythons": pythons,
@@ -102,6 +116,13 @@ def test_tasks_run_on_all_workers_with_the_executors_own_python(cluster: Cluster
     assert {task["python"] for task in tasks} == {str(cluster.environment.python)}
     assert cluster.account is not None
     assert {(task["uid"], task["readable"]) for task in tasks} == {(cluster.account.pw_uid, False)}
+
+
+def test_an_archive_has_the_python_of_the_tasks(cluster: Cluster, answers: dict[str, Any]) -> None:
+    assert answers["archive"]["checked"] is None
+    pythons = {Path(task["python"]) for task in answers["archive"]["tasks"]}
+    assert {python.parents[4] for python in pythons} == {worker.directory for worker in cluster.workers}
+    assert {python.parent.parent.name for python in pythons} == {"environment"}
 
 
 @pytest.mark.parametrize("when", ["checked", "tasks"])

@@ -2,7 +2,7 @@
 
 It removes Spark's own archives from the path. Each task calls `importlib.invalidate_caches`, after which each worker
 reads the directories of these archives several times. This took longer than all the work of a small batch. The
-archives are not needed if PySpark is installed beside Walmere.
+archives are not needed if the same PySpark is installed beside Walmere.
 
 It imports what tasks need once, instead of in every worker. It then freezes these objects: Spark runs the garbage
 collector after every task, which took as long as a small task.
@@ -18,18 +18,34 @@ import importlib
 import os
 import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Final
 
 MODULE: Final = "walmere.spark.daemon"
 NICE: Final = "WALMERE_WORKER_NICE"
+_VERSION: Final = "pyspark/version.py"
 _SPARK_ARCHIVE: Final = re.compile(r"/(?:pyspark\.zip|py4j-[^/]*\.zip|spark-[^/]*\.jar)(?:/|$)")
 
 
 def without_archives(path: list[str]) -> list[str]:
-    """The path without zip files and jars, if PySpark can still be found on it."""
+    """The path without zip files and jars, if the same PySpark can still be found on it."""
     kept = [place for place in path if not place.endswith((".zip", ".jar"))]
-    return kept if any(Path(place, "pyspark", "daemon.py").exists() for place in kept) else path
+    installed = next((version for place in kept if (version := _version(place)) is not None), None)
+    archived = next((version for place in path if place not in kept and (version := _version(place)) is not None), None)
+    # an executor's Spark may be another one than the package beside Walmere
+    return kept if installed is not None and archived in (None, installed) else path
+
+
+def _version(place: str) -> bytes | None:
+    """The file with the version of PySpark in a directory or a zip file; None: PySpark is not there."""
+    try:
+        if not place.endswith(".zip"):
+            return Path(place, _VERSION).read_bytes()
+        with zipfile.ZipFile(place) as archive:
+            return archive.read(_VERSION)
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return None
 
 
 def keep_imports() -> None:
