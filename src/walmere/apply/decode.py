@@ -150,7 +150,7 @@ def next_span(
         shape, identity, _ = next(iter(definitions.values()))
         return Span(shape, identity, frozenset(blocks.versions), position, of_leaves=of_leaves)
     begins: dict[tuple[int, int], tuple[Lsn, int]] = {}  # commit LSN and sequence of the first change of each
-    for ref, batch in messages(blocks.directory, blocks.refs, applied):
+    for ref, batch in messages(blocks.directory, blocks.refs, applied, store=blocks.store):
         commits, places = batch.column("commit_lsn").to_numpy(), batch.column("sequence").to_numpy()
         first = np.lexsort((places, commits))[0]
         found = (Lsn(commits[first]), int(places[first]))
@@ -177,7 +177,7 @@ def decode(
     schema = pa.schema([(name, each.arrow) for (name, *_), each in zip(span.shape.columns, codecs, strict=True)])
     into = _Columns(schema, codecs, span.identity.key)
     wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in span.versions]
-    found = list(messages(blocks.directory, wanted, applied, span.end))
+    found = list(messages(blocks.directory, wanted, applied, span.end, blocks.store))
     if not found:
         return None
     truncated_at = _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
@@ -219,7 +219,7 @@ def decode_text(blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | Non
     names = [name for name, *_ in span.shape.columns]
     into = _Columns(pa.schema([(name, pa.binary()) for name in names]), [_AS_SENT] * len(names), span.identity.key)
     wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in span.versions]
-    found = list(messages(blocks.directory, wanted, applied, span.end))
+    found = list(messages(blocks.directory, wanted, applied, span.end, blocks.store))
     if skip is not None:
         found = [(ref, batch.filter(pc.not_equal(batch.column("commit_lsn"), int(skip)))) for ref, batch in found]
     found = [(ref, batch) for ref, batch in found if batch.num_rows]

@@ -6,15 +6,13 @@ inserts: an outbox that needs no table at the source. Walmere's heartbeats are n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walmere.changelog.plan import BlockRef, messages
+from walmere.changelog.plan import Blocks, messages
 from walmere.lsn import Lsn
 
 # kind, xid (in a stream only), flags, LSN, prefix, length, content; \C is any byte
@@ -36,10 +34,10 @@ MESSAGES: Final = pa.schema(
 """The columns of the table of logical messages."""
 
 
-def read(directory: Path, refs: Sequence[BlockRef], applied: Lsn | None) -> pa.Table:
+def read(blocks: Blocks, applied: Lsn | None) -> pa.Table:
     """The logical messages of these blocks that are not yet applied."""
     found: list[pa.Table] = []
-    for ref, batch in messages(directory, refs, applied):
+    for ref, batch in messages(blocks.directory, blocks.refs, applied, store=blocks.store):
         some = batch.filter(pc.equal(batch.column("kind"), "M"))
         parts = pc.extract_regex(some.column("message"), _STREAMED if ref.segment.streamed else _PLAIN)
         flags, prefix, content = (pc.struct_field(parts, index) for index in range(3))

@@ -83,7 +83,7 @@ def _apply_job(job: ApplyJob, sink: LakeSink) -> Applied:
         rejects = sink.count(Rejects.table(name))
         return Applied(job.oid, rejects=rejects, version=found.version, lsn=reached)
     if found is None or job.of_messages:
-        rows = logical_messages.read(job.blocks.directory, job.blocks.refs, reached)
+        rows = logical_messages.read(job.blocks, reached)
         sink.create(name, MESSAGES)  # also if it was removed: it cannot be copied again
         version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
         return Applied(job.oid, len(rows), version=version, lsn=job.end_lsn)

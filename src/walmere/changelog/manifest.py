@@ -27,7 +27,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
-from walmere.changelog.segment import Block, Segment
+from walmere.changelog.segment import Block, Segment, Stored
 from walmere.errors import ChangeLogDamaged, ChangeLogVersion
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.decode import decode
@@ -197,12 +197,12 @@ class Manifest:
         line = self._file.readline()
         if not line.endswith(b"\n"):
             return None
-        if len(line) < 10 or line[:8] != f"{zlib.crc32(line[9:-1]):08x}".encode():
+        content = parse_line(line)
+        if content is None:
             if self._file.read(1):
                 raise self._damaged(f"the line at byte {self.position} fails its checksum")
             return None  # torn by a crash: it was never confirmed
         self.position += len(line)
-        content: dict[str, Any] = json.loads(line[9:])
         return content
 
     def _damaged(self, wrong: str) -> ChangeLogDamaged:
@@ -222,7 +222,7 @@ def summarise(manifest: Manifest) -> Summary:
 
 def create(directory: Path, header: Header, entries: Iterable[Entry] = ()) -> None:
     """Write a new manifest, atomically. It replaces an existing one."""
-    write_lines_durably(directory / NAME, itertools.chain([_render_header(header)], map(render, entries)))
+    write_lines_durably(directory / NAME, itertools.chain([render_header(header)], map(render, entries)))
 
 
 def render(entry: Entry) -> bytes:
@@ -237,7 +237,7 @@ def render(entry: Entry) -> bytes:
                 "message": base64.b64encode(entry.raw).decode(),
                 "types": [[t.oid, t.namespace, t.name] for t in entry.types],
             }
-            return _line({"relation": body})
+            return to_line({"relation": body})
         case Transactions():
             kind = "transactions"
             body = {"count": entry.count, "commit_lsn": str(entry.commit_lsn), "commit_time": entry.commit_time}
@@ -251,16 +251,26 @@ def render(entry: Entry) -> bytes:
             kind, body = "rollback", {"gid": entry.gid}
         case Position():
             kind, body = "position", {}
-    return _line({kind: {"end_lsn": str(entry.end_lsn), "last_sequence": entry.last_sequence, **body}})
+    return to_line({kind: {"end_lsn": str(entry.end_lsn), "last_sequence": entry.last_sequence, **body}})
 
 
-def _line(content: dict[str, Any]) -> bytes:
+def to_line(content: dict[str, Any]) -> bytes:
+    """A line with its checksum."""
     text = json.dumps(content, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _render_header(header: Header) -> bytes:
-    return _line(
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The inverse of `to_line`; None if the line fails its checksum."""
+    if len(line) < 10 or line[:8] != f"{zlib.crc32(line[9:-1]):08x}".encode():
+        return None
+    content: dict[str, Any] = json.loads(line[9:])
+    return content
+
+
+def render_header(header: Header) -> bytes:
+    """The first line of a manifest."""
+    return to_line(
         {
             "format": _FORMAT,
             "version": VERSION,
@@ -285,17 +295,21 @@ def _large_json(entry: Transaction | Prepared) -> dict[str, Any]:
 
 
 def _segment_json(segment: Segment) -> dict[str, Any]:
-    return {
+    body = {
         "file": segment.file,
         "length": segment.length,
         "streamed": segment.streamed,
         "blocks": [list(astuple(block)) for block in segment.blocks],
     }
+    if segment.stored is not None:
+        body["stored"] = list(segment.stored)
+    return body
 
 
 def _segment(body: dict[str, Any]) -> Segment:
     blocks = tuple(Block(*fields) for fields in body["blocks"])
-    return Segment(body["file"], body["length"], body["streamed"], blocks)
+    stored = body.get("stored")
+    return Segment(body["file"], body["length"], body["streamed"], blocks, None if stored is None else Stored(*stored))
 
 
 def _header(path: Path, content: dict[str, Any]) -> Header:

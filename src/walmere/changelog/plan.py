@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from walmere.changelog.log_store import LogStore
 from walmere.changelog.manifest import Manifest, Prepared, Record, RolledBack, Transaction, Transactions
 from walmere.changelog.segment import Block, Segment, read_block
 from walmere.errors import ChangesRemoved
@@ -73,6 +74,7 @@ class Blocks(NamedTuple):
     refs: Sequence[BlockRef]
     versions: Mapping[tuple[int, int], RelationVersion]  # by relation and version
     parts: int = 0  # number of relations that the table is gathered from; 0: it is one itself
+    store: LogStore | None = None  # has the blocks too, if the directory is a cache, or not on this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +223,7 @@ class Planner:
         if isinstance(record, Transaction):
             return record.commit_time if record.commit_lsn < before else None
         for block in [block for block in record.segment.blocks if block.relation == 0]:
-            file = Segment(record.segment.file, record.segment.length, record.segment.streamed, (block,))
-            rows = read_block(self._directory, file, 0)
+            rows = read_block(self._directory, record.segment.only(block), 0)
             times = rows.column("commit_time").filter(
                 pc.less(rows.column("commit_lsn"), pa.scalar(before, pa.uint64()))
             )
@@ -320,7 +321,7 @@ def references(
             if position is not None and should_apply(position, record.commit_lsn):
                 yield (
                     BlockRef(
-                        Segment(segment.file, segment.length, segment.streamed, (block,)),
+                        segment.only(block),
                         block.version,
                         position,
                         record.commit_lsn if single else None,
@@ -348,12 +349,16 @@ def divide(refs: list[BlockRef], parts: int, min_bytes: int) -> list[list[BlockR
 
 
 def messages(
-    directory: Path, refs: Sequence[BlockRef], applied: Lsn | None = None, end: Lsn | None = None
+    directory: Path,
+    refs: Sequence[BlockRef],
+    applied: Lsn | None = None,
+    end: Lsn | None = None,
+    store: LogStore | None = None,
 ) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
     """The messages to apply, block by block, in commit order, with `commit_lsn` filled in.
 
     `applied` is the LSN in the table: after a crash it may be ahead of the recorded position. `end`: only messages that
-    committed before it.
+    committed before it. `store`: see `Blocks`.
     """
     for ref in refs:
         position = max(ref.position, applied or INVALID_LSN)
@@ -363,7 +368,7 @@ def messages(
             not should_apply(position, ref.commit_lsn) or (before is not None and ref.commit_lsn >= before)
         ):
             continue
-        batch = read_block(directory, ref.segment, 0)
+        batch = read_block(directory, ref.segment, 0, store)
         if ref.aborted:
             aborted = pa.array(sorted(ref.aborted), pa.uint32())
             batch = batch.filter(pc.invert(pc.is_in(batch.column("xid"), aborted)))

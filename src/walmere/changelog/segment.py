@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from walmere.changelog.log_store import LogStore, store_of
 from walmere.errors import ChangeLogDamaged
 from walmere.pgoutput.scan import I64, U32, U64, Scan
 
@@ -62,6 +64,13 @@ class Block:
     inserts: bool  # only: such blocks can be applied in parallel
 
 
+class Stored(NamedTuple):
+    """Where a segment is in the store: the number of the object, and where the file's bytes begin in it."""
+
+    number: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A complete segment file."""
@@ -70,11 +79,16 @@ class Segment:
     length: int
     streamed: bool  # its messages carry an xid after their kind
     blocks: tuple[Block, ...]
+    stored: Stored | None = None  # None: there is only the local file
 
     @property
     def rows(self) -> int:
         """The number of messages."""
         return sum(block.rows for block in self.blocks)
+
+    def only(self, block: Block) -> Segment:
+        """The same segment with only one of its blocks."""
+        return Segment(self.file, self.length, self.streamed, (block,), self.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +171,7 @@ class SegmentWriter:
     def __init__(self, directory: Path, file: str, *, streamed: bool = False) -> None:
         self.path = directory / file
         self.streamed = streamed
+        self.opened = time.monotonic()
         self.sink = _ChecksummedFile(self.path.with_name(file + TEMPORARY))
         self._writer = pa.ipc.new_file(pa.PythonFile(self.sink, "w"), SCHEMA, options=_OPTIONS)
         self._blocks: list[Block] = []
@@ -195,6 +210,11 @@ class SegmentWriter:
     def finish(self) -> None:
         """Fsync the file and rename it. The caller fsyncs the directory."""
         self.sink.sync()
+        self.sink.path.rename(self.path)
+
+    def finish_cached(self) -> None:
+        """Rename the file without an fsync: it is a cache of what goes to the store."""
+        self.sink.release()
         self.sink.path.rename(self.path)
 
     def discard(self) -> None:
@@ -240,20 +260,36 @@ class _ChecksummedFile:
             self._descriptor = -1
 
 
-def read_block(directory: Path, segment: Segment, index: int) -> pa.RecordBatch:
-    """Read one block, and check it against its checksum."""
+def read_block(directory: Path, segment: Segment, index: int, store: LogStore | None = None) -> pa.RecordBatch:
+    """Read one block, and check it against its checksum.
+
+    If the segment is in a store, the local file is only a cache. `store` is the log in that store, for a process on
+    another machine; the directory names it otherwise.
+    """
+    block = segment.blocks[index]
+    try:
+        data = _read_local(directory, segment, index)
+    except ChangeLogDamaged:
+        log = store or store_of(directory)
+        if segment.stored is None or log is None:
+            raise
+        data = pa.py_buffer(log.read_block(segment.stored, block.offset, block.length, block.checksum))
+    # not through the file's footer, which has no checksum
+    messages = pa.BufferReader(data)
+    if not block.offset:  # the first block has the file's magic bytes and its schema before it
+        messages.seek(_MAGIC)
+        pa.ipc.read_message(messages)
+    return pa.ipc.read_record_batch(pa.ipc.read_message(messages), SCHEMA)
+
+
+def _read_local(directory: Path, segment: Segment, index: int) -> pa.Buffer:
     block = segment.blocks[index]
     with open_segment(directory, segment) as source:
         source.seek(block.offset)
         data = source.read_buffer(block.length)
         if zlib.crc32(data) != block.checksum:
             raise damaged(directory / segment.file, f"block {index} fails its checksum")
-        # not through the file's footer, which has no checksum
-        messages = pa.BufferReader(data)
-        if not block.offset:  # the first block has the file's magic bytes and its schema before it
-            messages.seek(_MAGIC)
-            pa.ipc.read_message(messages)
-        return pa.ipc.read_record_batch(pa.ipc.read_message(messages), SCHEMA)
+        return data
 
 
 def open_segment(directory: Path, segment: Segment) -> pa.MemoryMappedFile:

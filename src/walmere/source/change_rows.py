@@ -109,7 +109,7 @@ def _kind(ref: BlockRef) -> tuple[int, int, bool]:
 def _messages(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
     directory, refs = job.blocks.directory, job.blocks.refs
     try:
-        yield from messages(directory, refs)
+        yield from messages(directory, refs, store=job.blocks.store)
     except ChangeLogDamaged:
         with Manifest(directory) as now:
             log_start = now.header.start_lsn

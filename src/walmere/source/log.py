@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from walmere import paths
 from walmere.bins import bins
+from walmere.changelog.log_store import store_of
 from walmere.changelog.manifest import NAME as MANIFEST
 from walmere.changelog.plan import BlockRef, Blocks, Plan, Planner
 from walmere.errors import ChangeLogDamaged, ChangeLogInUse, ChangesRemoved, ConfigError
@@ -143,9 +144,10 @@ class QueryLog:
         used = {(ref.block.relation, ref.version) for ref in refs}
         versions = {number: plan.definitions[number] for number in used}
         rows = self.columns.accept(rows, versions.values())
+        store = store_of(self.changelog)
         for some in _divided(refs):
             numbers = {(ref.block.relation, ref.version) for ref in some}
-            blocks = Blocks(self.changelog, some, {number: versions[number] for number in numbers})
+            blocks = Blocks(self.changelog, some, {number: versions[number] for number in numbers}, store=store)
             yield ReadJob(blocks, rows)
 
     def _is_wanted(self, plan: Plan, ref: BlockRef) -> bool:

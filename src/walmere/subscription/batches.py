@@ -14,6 +14,7 @@ from typing import Final
 from walmere import paths
 from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.parts import Part
+from walmere.changelog.log_store import store_of
 from walmere.changelog.plan import BlockRef, Blocks, Planner, divide
 from walmere.definition import Shape
 from walmere.ledger.file import Ledger
@@ -119,6 +120,7 @@ class Batches:
         skip = skipping.requested(self._directory) if self._transactional else None
         batch = Batch(end_lsn, plan.commit_time, taking_part, log_start, tuple(not_in_log), skip, plan.two_phase)
         work: list[ApplyJob | Batch] = [batch]
+        store = store_of(self._log)
         for oid, refs, in_two_phase in [
             *((*each, False) for each in plan.blocks.items()),
             *((*each, True) for each in plan.two_phase_blocks.items()),
@@ -141,7 +143,7 @@ class Batches:
                 divided *= len(parts)
             commits = len(divided) == 1
             for some, part in zip(divided, parts, strict=True):
-                blocks = Blocks(self._log, some, versions, gathered)
+                blocks = Blocks(self._log, some, versions, gathered, store)
                 job = ApplyJob(
                     oid,
                     shape,

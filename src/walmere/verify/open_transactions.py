@@ -24,7 +24,7 @@ from typing import Final
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.changelog.manifest import Transaction, Transactions
 from walmere.changelog.search import ManifestSearch
-from walmere.changelog.segment import Segment, read_block
+from walmere.changelog.segment import read_block
 from walmere.config import Source
 from walmere.errors import ChangeLogInUse, SourceError
 from walmere.lsn import Lsn
@@ -101,7 +101,7 @@ def _transactions(changelog: Path, record: Transactions | Transaction) -> Iterat
         return
     file = record.segment
     for block in [block for block in file.blocks if block.relation == 0]:
-        rows = read_block(changelog, Segment(file.file, file.length, file.streamed, (block,)), 0)
+        rows = read_block(changelog, file.only(block), 0)
         commits, xids = rows.column("commit_lsn").to_pylist(), rows.column("xid").to_pylist()
         # a logical message outside transactions has no xid
         yield from ((Lsn(commit), xid) for commit, xid in {*zip(commits, xids, strict=True)} if xid)
