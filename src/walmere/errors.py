@@ -12,6 +12,7 @@
     │   │   └── StateDamaged      a file of the subscription's state cannot be read
     │   ├── ChangesRemoved        the changes to be read were removed from the log
     │   ├── ChangeLogInUse        another process writes this log
+    │   ├── TakenOver             a process on another machine has taken over
     │   └── ChangeLogMismatch     the log and the source do not belong together
     ├── SinkError
     │   ├── SinkConflict          other writers kept committing at the same time              (transient)
@@ -139,6 +140,10 @@ class ChangesRemoved(ChangeLogError):
 
 class ChangeLogInUse(ChangeLogError):
     """Another process is writing this log."""
+
+
+class TakenOver(ChangeLogError):
+    """Another process, mostly on another machine, has taken over the log or the state in the store."""
 
 
 class ChangeLogMismatch(ChangeLogError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from pathlib import Path
+from typing import Any
 
 from pgoutput.wire import row
 from walmere.changelog.assembly import Assembly
@@ -87,7 +88,7 @@ def truncate(*oids: int) -> bytes:
     return struct.pack(f"!cIB{len(oids)}I", b"T", len(oids), 0, *oids)
 
 
-def begin_log(directory: Path, confirmed: Lsn = START, **options: int) -> tuple[Writer, Assembly]:
+def begin_log(directory: Path, confirmed: Lsn = START, **options: Any) -> tuple[Writer, Assembly]:
     """A new log, or one that is there, and the way into it."""
     if not (directory / "manifest.jsonl").exists():
         create(directory, Header("7000000000000000000", "db", "slot", START))

@@ -36,11 +36,11 @@ def submit(writer: Writer, applied: Lsn | None, keep_seconds: float) -> None:
 
 
 def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
-    directory = flusher.directory
+    flusher.settle()
     kept: list[Entry] = []
     waiting: dict[str, Prepared] = {}
     removed: list[str] = []
-    with Manifest(directory) as source:
+    with Manifest(flusher.directory) as source:
         header = source.header
         start, sequence = header.start_lsn, header.first_sequence
         removing, positions = True, 0
@@ -66,10 +66,7 @@ def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
     if not removed and positions < _MIN_POSITIONS:
         return
     trimmed = replace(header, start_lsn=start, first_sequence=sequence)
-    manifest.create(directory, trimmed, [*waiting.values(), *kept])
-    flusher.reopen()
-    for file in removed:
-        (directory / file).unlink(missing_ok=True)
+    flusher.replace_manifest(trimmed, [*waiting.values(), *kept], removed)
 
 
 def _may_remove(entry: manifest.Record, applied: Lsn | None, before: float) -> bool:

@@ -10,6 +10,8 @@ goes to the *flusher*, which does for one segment after the other:
 So a slow disk does not block the replies to the walsender, and nothing is confirmed before step 2 is done. A crash at
 any point leaves files that the manifest does not name (removed at the next start), or a torn last line (cut off). Both
 were never confirmed, so PostgreSQL sends them again.
+
+With a store, `walmere.changelog.upload` has another flusher.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from walmere.changelog import manifest
 from walmere.changelog.manifest import (
@@ -34,9 +36,12 @@ from walmere.changelog.manifest import (
 )
 from walmere.changelog.recovery import data_files, recover
 from walmere.changelog.segment import SUFFIX, Chunk, Segment, SegmentWriter
-from walmere.errors import ChangeLogDamaged, ChangeLogError
+from walmere.errors import ChangeLogDamaged, ChangeLogError, WalmereError
 from walmere.lsn import Lsn
 from walmere.storage import sync_directory
+
+if TYPE_CHECKING:
+    from walmere.changelog.upload import Uploader
 
 MAX_WAITING: Final = 4
 """Reading from the source pauses while this many jobs wait for the disk."""
@@ -45,17 +50,21 @@ MAX_WAITING: Final = 4
 class Writer:
     """Appends transactions to the log. The caller holds the Lock."""
 
-    def __init__(self, directory: Path, confirmed: Lsn, *, segment_bytes: int = 64 << 20) -> None:
-        """Open an existing log. What is damaged after `confirmed` is removed, and will be received again."""
+    def __init__(
+        self, directory: Path, confirmed: Lsn, *, segment_bytes: int = 64 << 20, uploader: Uploader | None = None
+    ) -> None:
+        """Open an existing log. What is damaged after `confirmed` is removed, and will be received again.
+
+        `uploader`: puts what is written into a store; the directory is a cache then.
+        """
         self.directory = directory
         self.segment_bytes = segment_bytes
-        self.summary = recover(directory, confirmed)
+        self.summary = recover(directory, confirmed) if uploader is None else uploader.summary
         self._current: SegmentWriter | None = None
         self._pending: Transactions | None = None  # the record of the current segment, without the segment
-        self._opened = 0.0
         self._definitions: list[Entry] = []
         self._submitted = self.summary.end_lsn
-        self._flusher = Flusher(directory, self.summary.end_lsn)
+        self._flusher: Flusher = uploader or Flusher(directory, self.summary.end_lsn)
 
     def flush(self) -> None:
         """End the current segment and wait until everything is durable."""
@@ -71,7 +80,7 @@ class Writer:
 
     @property
     def durable(self) -> Lsn:
-        """Everything that committed before this LSN is on disk."""
+        """Everything that committed before this LSN is on disk; with a store, there."""
         return self._flusher.durable
 
     @property
@@ -86,7 +95,9 @@ class Writer:
 
     def check(self) -> None:
         """Raise the error of the flusher, if it failed."""
-        if (failure := self._flusher.failure) is not None:
+        if isinstance(failure := self._flusher.failure, WalmereError):
+            raise failure
+        if failure is not None:
             raise ChangeLogError(
                 f"writing the change log in {self.directory}",
                 f"{failure}",
@@ -101,7 +112,6 @@ class Writer:
         """Append transactions to the current segment."""
         if self._current is None:
             self._current = SegmentWriter(self.directory, segment_name(chunk.first_sequence))
-            self._opened = time.monotonic()
         self._current.append(chunk)
         before = self._pending.count if self._pending else 0
         last_sequence = chunk.first_sequence + len(chunk.relation) - 1
@@ -112,7 +122,7 @@ class Writer:
 
     def cut_if_older(self, seconds: float) -> None:
         """End the current segment if it was begun at least so many seconds ago."""
-        if self._current is not None and time.monotonic() - self._opened >= seconds:
+        if self._current is not None and time.monotonic() - self._current.opened >= seconds:
             self.cut()
 
     def cut(self) -> None:
@@ -144,8 +154,7 @@ class Writer:
 
     def remove(self, segments: Iterable[Segment]) -> None:
         """Delete files that no record names, after the jobs that were submitted before."""
-        paths = [self.directory / segment.file for segment in segments]
-        self._flusher.submit(partial(_unlink, paths))
+        self._flusher.submit(partial(self._flusher.remove, [segment.file for segment in segments]))
 
     def trim(self, task: Callable[[Flusher], None]) -> None:
         """Run retention in the flusher's thread, between two jobs."""
@@ -166,7 +175,7 @@ class Flusher:
         self.directory = directory
         self.durable = durable
         self.failure: Exception | None = None
-        self.open()
+        self._manifest = self._open()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="walmere-flusher", daemon=True)
         self._thread.start()
@@ -175,9 +184,9 @@ class Flusher:
     def waiting(self) -> int:
         return self._jobs.qsize()
 
-    def open(self) -> None:
+    def _open(self) -> int:
         """Open the manifest; again after retention has replaced it."""
-        self._manifest = os.open(self.directory / manifest.NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        return os.open(self.directory / manifest.NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def submit(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
@@ -188,10 +197,24 @@ class Flusher:
         if writers:
             sync_directory(self.directory)
         if entries:
-            _write_all(self._manifest, b"".join(map(manifest.render, entries)))
+            write_all(self._manifest, b"".join(map(manifest.render, entries)))
             os.fsync(self._manifest)
         if end_lsn is not None:
             self.durable = max(self.durable, end_lsn)
+
+    def remove(self, files: Iterable[str]) -> None:
+        """Delete segment files."""
+        for file in files:
+            (self.directory / file).unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """Wait until everything is durable that the jobs before have stored."""
+
+    def replace_manifest(self, header: Header, entries: list[Entry], removed: list[str]) -> None:
+        """Write a new manifest, then delete the files that it does not need any more."""
+        manifest.create(self.directory, header, entries)
+        self.reopen()
+        self.remove(removed)
 
     def drain(self) -> None:
         """Wait until everything submitted so far is done."""
@@ -202,7 +225,7 @@ class Flusher:
 
     def reopen(self) -> None:
         os.close(self._manifest)
-        self.open()
+        self._manifest = self._open()
 
     def close(self) -> None:
         """Do all submitted jobs, then stop the thread."""
@@ -224,15 +247,11 @@ def segment_name(first_sequence: int) -> str:
     return f"{first_sequence:020d}{SUFFIX}"
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _unlink(paths: list[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def create(directory: Path, header: Header) -> None:

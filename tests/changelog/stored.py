@@ -1,0 +1,35 @@
+"""A log in a store, written by hand-made messages: for tests about the log alone, where no server is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from changelog.walsender import START
+from walmere.changelog.assembly import Assembly
+from walmere.changelog.cache import Cache
+from walmere.changelog.claim import Claim, create_log
+from walmere.changelog.manifest import Header, render_header
+from walmere.changelog.upload import Uploader
+from walmere.changelog.writer import Writer
+from walmere.object_store import ObjectStore
+
+HEADER = Header("7000000000000000000", "db", "slot", START)
+
+
+def open_cache(store: ObjectStore, directory: Path) -> Cache:
+    """A local copy of the log, which is created if there is none."""
+    cache = Cache(store, directory)
+    if not cache.fill():
+        create_log(store, render_header(HEADER))
+        assert cache.fill()
+    return cache
+
+
+def begin_stored_log(
+    store: ObjectStore, directory: Path, *, seconds: float = 0.0, max_bytes: int = 1 << 20, segment_bytes: int = 1 << 20
+) -> tuple[Writer, Assembly]:
+    """Take over the log, as a receiver does."""
+    cache = open_cache(store, directory)
+    uploader = Uploader(cache, Claim(store, cache.head.generation), seconds=seconds, max_bytes=max_bytes)
+    writer = Writer(directory, START, segment_bytes=segment_bytes, uploader=uploader)
+    return writer, Assembly(writer)
