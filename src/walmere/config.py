@@ -32,6 +32,7 @@ from pydantic import (
 from walmere import paths
 from walmere.errors import ConfigError
 from walmere.local_cache import VARIABLE
+from walmere.object_store.options import locate
 
 CACHE: Final = f"spark.executorEnv.{VARIABLE}"
 PREFIX: Final = "WALMERE_"
@@ -134,8 +135,23 @@ class SubscriptionSettings(_Section):
     """A segment of the change log ends at this size or age."""
     keep_seconds: Seconds = 86_400.0
     """A segment is kept for at least this long, and until every sink has applied it."""
+    store: str | None = None
+    """The URL of an object store for the change log and the state; the directory is a cache then."""
+    upload_seconds: float = Field(default=1.0, ge=0.05, le=60)
+    upload_bytes: int = Field(default=16 << 20, ge=1 << 16, le=256 << 20)
+    """What was received is put into the store at this age or size."""
 
     _paths = field_validator("directory", mode="before")(_path)
+
+    @field_validator("store")
+    @classmethod
+    def _store_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            return locate(value).url
+        except ConfigError as error:
+            raise ValueError(f"{error.wrong}; {error.hint}") from None
 
     @field_validator("name")
     @classmethod
@@ -243,6 +259,16 @@ class Spark(BaseModel):
         return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in extra.items()}
 
 
+class Storage(BaseModel):
+    """TEMPORARY"""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {name: str(value) for name, value in (self.model_extra or {}).items()}
+
+
 class Config(_Section):
     """All of `walmere.toml`."""
 
@@ -251,6 +277,7 @@ class Config(_Section):
     target: Target | None = None
     maintenance: Maintenance = Maintenance()
     spark: Spark = Spark()
+    storage: Storage = Storage()
 
     @property
     def changelog(self) -> Path:

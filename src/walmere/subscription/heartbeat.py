@@ -4,6 +4,8 @@ On an idle database the slot's position would not move while other databases of 
 would fill. `pg_logical_emit_message` needs no table and no privilege, and comes back through the stream, which proves
 that the stream works. The same thread checks that the publications exist: if one is dropped, PostgreSQL 18 only logs a
 warning on the server, and sends nothing.
+
+With a store, each message is a put, so it is written only if the slot keeps a WAL segment that it could free.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Final
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.config import Source
 from walmere.errors import PublicationMissing, WalmereError
-from walmere.publisher import catalog
+from walmere.publisher import catalog, slot
 from walmere.publisher.connect import translate_errors
 from walmere.publisher.silence import WatchedConnection
 
@@ -31,7 +33,9 @@ CHECK_INTERVAL: Final = 2.5
 class Heartbeat:
     """A thread with its own SQL connection."""
 
-    def __init__(self, connection: WatchedConnection, source: Source) -> None:
+    def __init__(self, connection: WatchedConnection, source: Source, unconfirmed_bytes: int = 0) -> None:
+        """`unconfirmed_bytes`: write a message only if so many bytes of WAL are not confirmed."""
+        self._unconfirmed_bytes = unconfirmed_bytes
         self._connection = connection
         self._source = source
         self._stopping = threading.Event()
@@ -64,6 +68,15 @@ class Heartbeat:
                 self._connection.cancel_safe(timeout=1.0)
             self._thread.join(5.0)
 
+    def _is_needed(self) -> bool:
+        if not self._unconfirmed_bytes:
+            return True
+        with translate_errors(self._source, "reading the replication slot"):
+            found = slot.read(self._connection, self._source.slot)
+            if found is None or found.confirmed_lsn is None:
+                return True
+            return catalog.wal_position(self._connection) - found.confirmed_lsn >= self._unconfirmed_bytes
+
     def _run(self) -> None:
         interval = self._source.heartbeat or math.inf
         writable = True
@@ -71,7 +84,7 @@ class Heartbeat:
             try:
                 with translate_errors(self._source, "checking the publications"):
                     catalog.require_publications(self._connection, self._source.publications)
-                if writable and time.monotonic() - self._received_at >= interval:
+                if writable and time.monotonic() - self._received_at >= interval and self._is_needed():
                     with translate_errors(self._source, "writing a heartbeat message"):
                         catalog.emit_message(self._connection, HEARTBEAT)
             except PublicationMissing as error:

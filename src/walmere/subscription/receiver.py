@@ -3,7 +3,7 @@
 It reports three positions:
 
     received   the stream was read up to here
-    durable    everything before here is fsynced in the change log, so the slot may move on
+    durable    everything before here is fsynced in the change log, or in the store, so the slot may move on
     applied    every sink has it (0/0 without a sink)
 
 When the socket is empty, the receiver pauses for some milliseconds, so that walsender fills its buffer. It passes
@@ -11,6 +11,8 @@ messages to the log when enough have arrived, or when the oldest has waited for 
 
 After a transient error it retries, with growing pauses. After other errors it stops with a hint: another system at the
 address, a lost slot, a missing publication.
+
+With a store, positions without changes are rarely recorded, because each is a put: see `_Log.may_record_position`.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ from typing import Final
 from walmere import paths
 from walmere.changelog import retention
 from walmere.changelog.assembly import Assembly
-from walmere.changelog.manifest import Header
+from walmere.changelog.cache import Cache
+from walmere.changelog.claim import Claim, create_log
+from walmere.changelog.manifest import Header, render_header
 from walmere.changelog.search import ManifestSearch
+from walmere.changelog.upload import Uploader
 from walmere.changelog.writer import Writer, create, header_of
 from walmere.config import Config
 from walmere.errors import (
     ChangeLogError,
     ChangeLogMismatch,
+    SlotInUse,
     SlotMissing,
     SourceError,
     SourceUnavailable,
@@ -52,6 +58,8 @@ from walmere.publisher.stream import Stream, System, identify_system
 from walmere.storage import Lock
 from walmere.subscription.heartbeat import Heartbeat
 from walmere.subscription.progress import SinkPositions
+from walmere.subscription.shared_state import SharedPositions
+from walmere.subscription.store import cache_of, probe, refresh_log
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +74,12 @@ MAX_FEEDBACK_INTERVAL: Final = 9.0
 BACKOFF: Final = (0.1, 30.0)
 """Seconds before connecting again: the first pause and the longest."""
 _RETENTION_INTERVAL: Final = 60.0
+_SLOT_IN_USE: Final = 2.0
+"""The longest pause, if another walsender has the slot: that of a lost machine is ended by the server at some point."""
+UNCONFIRMED_BYTES: Final = 16 << 20
+"""With a store: WAL without changes is confirmed when there is this much of it, the size of a WAL segment."""
+AT_REST: Final = 60.0
+"""With a store: and when the source has not written WAL for so many seconds."""
 START_AGAIN: Final = "run `walmere drop`, then start the subscription again"
 _CANCEL_TIMEOUT: Final = 2.0
 """Wait this many seconds for the server to cancel a command."""
@@ -86,8 +100,10 @@ class Receiver:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._directory = config.changelog
+        self._cache = cache_of(config)
         self._stopping = threading.Event()
         self._positions = SinkPositions(config.subscription.directory)
+        self._shared = SharedPositions(config)
         self._session: _Session | None = None
         self._last_retention = -math.inf  # so that a receiver that runs only with `--once` removes segments, too
         self.progress = ReceiverProgress()
@@ -125,10 +141,20 @@ class Receiver:
                         self._session = session
                         if self._stopping.is_set():  # while there was no session to interrupt
                             return self.progress.durable if log is None else log.writer.durable
-                        confirmed = session.prepare(self._directory)
-                        log = log or _Log(self._config, confirmed)
-                        session.require_no_gap(log.writer.durable, confirmed)
-                        session.start(log.assembly.position, log.writer.durable)
+                        confirmed = session.prepare(self._directory, self._cache if log is None else None)
+                        if self._cache is None:
+                            log = log or _Log(self._config, confirmed)
+                            session.require_no_gap(log.writer.durable, confirmed)
+                            session.start(log.assembly.position)
+                        elif log is None:
+                            self._shared.read()
+                            # The slot first: while another receiver is streaming, it keeps its epoch.
+                            session.start(self._cache.end_lsn)
+                            log = _Log(self._config, confirmed, self._cache)
+                        else:
+                            log.check()
+                            session.start(log.assembly.position)
+                        session.started(log.writer.durable, stored=self._cache is not None)
                         if until is not None:
                             session.flush_wal()
                         self.retried_error = None
@@ -145,7 +171,7 @@ class Receiver:
                         log.assembly.reset()
                     if self._stopping.wait(wait):
                         return self.progress.durable if log is None else log.writer.durable
-                    pause = min(pause * 2, longest)
+                    pause = min(pause * 2, _SLOT_IN_USE if isinstance(error, SlotInUse) else longest)
         finally:
             if log is not None:
                 log.assembly.reset()
@@ -153,7 +179,7 @@ class Receiver:
 
     def _receive(self, session: _Session, log: _Log, until: Lsn | None) -> None:
         stream, writer, assembly = session.stream, log.writer, log.assembly
-        age = self._config.subscription.segment_seconds
+        age, cut_age = self._config.subscription.segment_seconds, log.cut_seconds
         frames: list[memoryview] = []  # may begin with an unfinished transaction, which the last feed has returned
         size = 0  # of what has arrived since the last feed
         oldest = sent = time.monotonic()
@@ -176,9 +202,11 @@ class Receiver:
             ending = self._stopping.is_set() or (until is not None and writer.durable >= until)
             if size and (size >= FEED_BYTES or now - oldest >= age or ending):
                 frames, size = assembly.feed(frames), 0
-            writer.cut_if_older(age)
+            writer.cut_if_older(cut_age)
+            must_confirm = ending or stream.reply_requested
+            must_confirm |= until is not None and writer.durable < until <= stream.keepalive_lsn
             is_due = ending or stream.reply_requested or now - sent >= MAX_FEEDBACK_INTERVAL
-            if not frames and (is_due or (until is not None and writer.durable < until <= stream.keepalive_lsn)):
+            if not frames and (must_confirm or (is_due and log.may_record_position(stream.keepalive_lsn, now))):
                 assembly.advance(stream.keepalive_lsn)
             self._remove_old_segments(writer, now)
             if ending:
@@ -196,7 +224,7 @@ class Receiver:
     def _remove_old_segments(self, writer: Writer, now: float) -> None:
         keep_seconds = self._config.subscription.keep_seconds
         if now - self._last_retention >= max(_RETENTION_INTERVAL, keep_seconds / 24):
-            retention.submit(writer, self._positions.applied(), keep_seconds)
+            retention.submit(writer, self._applied(), keep_seconds)
             self._last_retention = now
 
     def _require_answer(self, silent: float) -> None:
@@ -221,10 +249,14 @@ class Receiver:
         """Send a status update. The durable position is read first, so that nothing later is confirmed."""
         durable = writer.durable
         received = max(assembly.position, stream.keepalive_lsn, durable)
-        applied = self._positions.applied() or INVALID_LSN
+        applied = self._applied() or INVALID_LSN
         stream.confirm(received, durable, applied, reply=reply)
         self.progress = ReceiverProgress(received, durable, applied)
         self._write_progress()
+
+    def _applied(self) -> Lsn | None:
+        """What every sink has applied; None if there is no sink."""
+        return self._positions.applied() if self._cache is None else self._shared.applied()
 
     def _write_progress(self) -> None:
         path = self._config.subscription.directory / paths.RECEIVER
@@ -244,13 +276,14 @@ def prepare(config: Config, opened: Callable[[Callable[[], None]], None] = lambd
     try:
         with closing(_Session(config)) as session:
             opened(session.interrupt)
-            session.prepare(config.changelog)
+            session.prepare(config.changelog, cache_of(config))
     finally:
         lock.close()
 
 
 def require_matching_log(config: Config) -> None:
-    """Raise if a receiver could not continue the log in the directory. Creates nothing."""
+    """Raise if a receiver could not continue the log. Creates nothing but the local copy of a log in a store."""
+    refresh_log(config)
     if header_of(config.changelog) is None:
         return
     with closing(_Session(config)) as session:
@@ -263,9 +296,35 @@ def require_matching_log(config: Config) -> None:
 class _Log:
     """Writer and assembly of the change log, opened when the slot's confirmed position is known."""
 
-    def __init__(self, config: Config, confirmed: Lsn) -> None:
-        self.writer = Writer(config.changelog, confirmed, segment_bytes=config.subscription.segment_bytes)
+    def __init__(self, config: Config, confirmed: Lsn, cache: Cache | None = None) -> None:
+        its = config.subscription
+        self._claim = None if cache is None else Claim(cache.store, cache.head.generation)
+        uploader, segment_bytes = None, its.segment_bytes
+        if cache is not None and self._claim is not None:
+            uploader = Uploader(cache, self._claim, seconds=its.upload_seconds, max_bytes=its.upload_bytes)
+            segment_bytes = min(segment_bytes, its.upload_bytes)
+        self.cut_seconds = its.segment_seconds if cache is None else its.upload_seconds
+        self.writer = Writer(config.changelog, confirmed, segment_bytes=segment_bytes, uploader=uploader)
         self.assembly = Assembly(self.writer)
+        self._keepalive, self._moved_at = INVALID_LSN, 0.0
+
+    def check(self) -> None:
+        """Raise TakenOver if another receiver writes the log."""
+        if self._claim is not None:
+            self._claim.check()
+
+    def may_record_position(self, keepalive: Lsn, now: float) -> bool:
+        """Whether to record that everything before this LSN was received, although there was nothing to store.
+
+        With a store, this is a put. So it is done only if the source can free a WAL segment then, or when its WAL has
+        not grown for a while: an idle source causes no puts, and the log still ends where the source does.
+        """
+        if self._claim is None:
+            return True
+        if keepalive != self._keepalive:
+            self._keepalive, self._moved_at = keepalive, now
+        at_rest = now - self._moved_at >= AT_REST
+        return at_rest or keepalive - self.assembly.position >= UNCONFIRMED_BYTES
 
 
 class _Session:
@@ -284,9 +343,15 @@ class _Session:
         self.heartbeat: Heartbeat
         self.stream: Stream
 
-    def prepare(self, directory: Path) -> Lsn:
-        """Create slot and log, or check that they belong together. Returns the slot's confirmed position."""
+    def prepare(self, directory: Path, cache: Cache | None = None) -> Lsn:
+        """Create slot and log, or check that they belong together. Returns the slot's confirmed position.
+
+        `cache`: the log is in a store, and its local copy is made first.
+        """
         source = self._config.source
+        if cache is not None:
+            probe(cache.store)
+            cache.fill()
         header = header_of(directory)
         with translate_errors(source, "preparing to receive"):
             system = identify_system(self._replication)
@@ -308,7 +373,13 @@ class _Session:
             try:
                 with translate_errors(source, "preparing to receive"):
                     oid = database_oid(self._sql)
-                create(directory, Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid))
+                new = Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid)
+                if cache is None:
+                    create(directory, new)
+                elif create_log(cache.store, render_header(new)):
+                    cache.fill()
+                else:  # another process has created it at the same time
+                    return self.prepare(directory, cache)
             except BaseException:
                 if found is None:  # no log would ever use it, and it would keep WAL
                     slot.drop(self._replication, source)
@@ -334,16 +405,19 @@ class _Session:
                 START_AGAIN,
             )
 
-    def start(self, position: Lsn, durable: Lsn) -> None:
+    def start(self, position: Lsn) -> None:
         """START_REPLICATION at the end of the log."""
+        self.stream = Stream(self._config.source, self._replication, position)
+
+    def started(self, durable: Lsn, *, stored: bool) -> None:
+        """Check that the stream starts where the log ends. `stored`: the log is in a store."""
         source = self._config.source
-        self.stream = Stream(source, self._replication, position)
-        # Before this, another process could have advanced the slot, and the server would start there without an error
+        # Before the start, another process could have advanced the slot: the server starts there without an error
         with translate_errors(source, "preparing to receive"):
             found = slot.read(self._sql, source.slot)
         if found is not None and found.confirmed_lsn is not None:
             self.require_no_gap(durable, found.confirmed_lsn)
-        self.heartbeat = Heartbeat(self._sql, self._config.source)
+        self.heartbeat = Heartbeat(self._sql, source, UNCONFIRMED_BYTES if stored else 0)
         self.heartbeat.start()
 
     def interrupt(self) -> None:
