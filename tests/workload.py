@@ -35,11 +35,12 @@ class MixedLoad:
         self.failures: list[BaseException] = []
 
     @staticmethod
-    def create(database: Database) -> None:
+    def create(database: Database, amount: str = "numeric") -> None:
+        """`amount`: the type of amounts."""
         database.execute(
             f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'",
-            "CREATE TABLE accounts (id int PRIMARY KEY, balance numeric)",
-            "CREATE TABLE ledger (id serial PRIMARY KEY, account int, amount numeric, note text)",
+            f"CREATE TABLE accounts (id int PRIMARY KEY, balance {amount})",
+            f"CREATE TABLE ledger (id serial PRIMARY KEY, account int, amount {amount}, note text)",
             "CREATE TABLE notes (id int, body text)",
             "ALTER TABLE notes REPLICA IDENTITY FULL",
             "INSERT INTO accounts SELECT i, 100 FROM generate_series(1, 100) i",

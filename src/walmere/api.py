@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from walmere.changelog.reader import LoggedTransaction
+    from walmere.object_store import ObjectStore
     from walmere.publisher.finding import Finding
     from walmere.reads.lake import Lake
     from walmere.running import OnProgress
@@ -120,26 +121,41 @@ class Subscription:
         once: bool = False,
         on_progress: OnProgress | None = None,
         take_over: bool = False,
+        receives: bool = True,
     ) -> None:
         """Copy what is not copied yet, then apply changes, until stopped, or everything before an LSN is applied.
 
         `once`: until everything that the source has committed by now is applied. `on_progress` is called when a table
         has a new position or phase. `take_over`: take over tables of the target that belong to another subscription;
-        they are copied again.
+        they are copied again. `receives`: False if `walmere receive` on another machine writes to the same store.
         """
+        if not receives and self.config.subscription.store is None:
+            wrong = "without a receiver, the changes come from a store, and subscription.store is not set"
+            raise ConfigError("running the subscription", wrong, "set subscription.store")
         require_usable(self.directory)
         if (pid := Lock.holder(self.directory / paths.RUN)) is not None:  # before Spark starts, which takes seconds
             doing = f"running the subscription in {self.directory}"
             raise ChangeLogInUse(doing, f"process {pid} runs it already", f"stop process {pid} first")
         with self._stoppable():
             until = self._until(until, once)
-            self._work(self.launcher(on_progress=on_progress, take_over=take_over), until)
+            self._work(self.launcher(on_progress=on_progress, take_over=take_over, receives=receives), until)
 
-    def launcher(self, *, on_progress: OnProgress | None = None, take_over: bool = False) -> Launcher:
+    def launcher(
+        self, *, on_progress: OnProgress | None = None, take_over: bool = False, receives: bool = True
+    ) -> Launcher:
         """Start Spark and return the launcher that `run` runs."""
         from walmere.running import launcher
 
-        return launcher(self.config, self.file, on_progress=on_progress, take_over=take_over)
+        return launcher(self.config, self.file, on_progress=on_progress, take_over=take_over, receives=receives)
+
+    def refresh(self) -> None:
+        """With a store: bring the local copies of the log and the state up to date, if no process here does that."""
+        if self.config.subscription.store is not None:
+            from walmere.subscription.shared_state import refresh_state
+            from walmere.subscription.store import refresh_log
+
+            refresh_log(self.config)
+            refresh_state(self.config)
 
     def stop(self) -> None:
         """End `run` or `receive` soon; if neither is running, end the next call at once. Safe in a signal handler."""
@@ -179,6 +195,11 @@ class Subscription:
         """Leave out the transaction with this commit LSN, as ALTER SUBSCRIPTION … SKIP."""
         if not isinstance(self.config.target, PostgresTarget):
             raise ConfigError("skipping a transaction", "only a database as the target can skip one")
+        if (store := self._store()) is not None:
+            from walmere.subscription.shared_requests import Request, SharedRequests
+
+            SharedRequests(store).add(Request(skip=lsn))
+            return
         from walmere.subscription import skipping
 
         skipping.request(self.directory, lsn)
@@ -197,10 +218,19 @@ class Subscription:
             if table is None
             else lambda relation: table in (relation.name, f"{relation.namespace}.{relation.name}")
         )
+        self.refresh()
         if table is not None:
             self._require_known(table, refuse=not follow())
-        with Reader(self.config.changelog) as reader:
+        with self._following(follow()), Reader(self.config.changelog) as reader:
             yield from reader.transactions(start, wanted=wanted, follow=follow)
+
+    def _following(self, follow: bool) -> contextlib.AbstractContextManager[object]:
+        """With a store: keep the local log up to date, if no process on this machine does that."""
+        if not follow or self.config.subscription.store is None or Lock.holder(self.config.changelog) is not None:
+            return contextlib.nullcontext()
+        from walmere.subscription.follower import Follower
+
+        return Follower(self.config)
 
     def _require_known(self, table: str, *, refuse: bool) -> None:
         """Refuse a table that neither the log nor the subscription knows, or only warn: it may be added later."""
@@ -227,15 +257,32 @@ class Subscription:
         is written.
         """
         from walmere.subscription import requests
+        from walmere.subscription.shared_requests import Request, SharedRequests
         from walmere.subscription.tables import Tables
 
+        self.refresh()
+        store = self._store()
+        shared = None if store is None else SharedRequests(store)
         wanted = requests.find(Tables(self.directory), tables)
-        requests.add(self.directory, wanted)
+        if shared is None:
+            requests.add(self.directory, wanted)
+        else:
+            if wait:
+                self.require_not_elsewhere("copying tables again")
+            shared.add(Request(tuple(wanted)))
         if wait and self.running:
-            requests.wait(self.directory, wanted)
+            requests.wait(self.directory, wanted, shared)
         elif wait:
             self.run(once=True)
         return wanted
+
+    def require_not_elsewhere(self, doing: str) -> None:
+        """With a store: raise if the subscription is running on another machine. A run here would take it over."""
+        from walmere.subscription.store import running_elsewhere
+
+        if (where := running_elsewhere(self.config)) is not None:
+            hint = "use the command there; or stop it there, and try again"
+            raise ChangeLogInUse(doing, f"the subscription is running on another machine: {where}", hint)
 
     def verify(
         self,
@@ -255,6 +302,8 @@ class Subscription:
         """
         from walmere.verify.run import verify
 
+        self.refresh()
+        self.require_not_elsewhere("looking for a point to compare at")
         return verify(self, tables, options, wait=wait, on_progress=on_progress, on_verdict=on_verdict)
 
     def lake(self) -> Lake:
@@ -288,6 +337,10 @@ class Subscription:
             if lock is not None:
                 lock.close()
             raise
+        if (store := self._store()) is not None:
+            from walmere.subscription.store import delete_all
+
+            done.append(f"deleted {delete_all(store)} objects in {store.url}")
         # renamed first: a receiver that starts now creates a new log, which must not be deleted
         dropped = changelog.with_suffix(".dropped")
         _delete(dropped)
@@ -306,6 +359,13 @@ class Subscription:
         with contextlib.suppress(OSError):
             self.directory.rmdir()  # if nothing else is in it
         return [*done, f"deleted the change log in {self.directory}"]
+
+    def _store(self) -> ObjectStore | None:
+        if self.config.subscription.store is None:
+            return None
+        from walmere.subscription.store import store_of_config
+
+        return store_of_config(self.config)
 
     def _drop_slot(self) -> str:
         from walmere.publisher import slot

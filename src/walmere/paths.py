@@ -19,6 +19,7 @@
     pace.json             when the next batch may begin, if batches rewrite too many bytes
     spark.log             what Spark logs
     feed.json             the publications that a query of format pgoutput receives
+    state-of              with a store: of which log there the state is a copy
 
 They are listed here so that no name is used twice, and `walmere drop` deletes what a subscription has created.
 """
@@ -47,6 +48,7 @@ PACE: Final = "pace.json"
 SKIP: Final = "skip"
 SPARK_LOG: Final = "spark.log"
 FEED: Final = "feed.json"
+STATE_OF: Final = "state-of"
 
 FILES: Final = (
     RECEIVER,
@@ -58,6 +60,7 @@ FILES: Final = (
     PACE,
     SKIP,
     SPARK_LOG,
+    STATE_OF,
     TABLES,
     LEDGER,
 )

@@ -21,8 +21,10 @@ from walmere.spark.session import master_of, require_alive, session
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription.check_cluster import require_shared
 from walmere.subscription.launcher import Launcher
+from walmere.subscription.shared_state import SharedState
 from walmere.subscription.sink import sink_of
 from walmere.subscription.state import to_json
+from walmere.subscription.store import store_of_config
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
 from walmere.subscription.upkeep import UpkeepScheduler
@@ -100,14 +102,18 @@ def launcher(
     on_progress: OnProgress | None = None,
     on_batch: OnBatch = lambda *_: None,
     take_over: bool = False,
+    receives: bool = True,
 ) -> Launcher:
     """Start Spark and create a launcher that is ready to run.
 
-    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch.
+    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch. `receives`: False if
+    another machine receives into the store.
     """
     target = sink_of(config, file)
     directory, name = config.subscription.directory, config.subscription.name
-    tables = Tables(directory)  # before Spark starts, which takes seconds: a damaged file is refused here
+    store = store_of_config(config)
+    shared = None if store is None else SharedState(store, directory)
+    tables = Tables(directory, shared)  # before Spark starts, which takes seconds: a damaged file is refused here
     started = spark(config)
     gather = config.target is not None and config.target.gather_partitions
     copies = SparkTasks(started, "copy")
@@ -128,6 +134,8 @@ def launcher(
         upkeep=upkeep,
         require_spark=functools.partial(require_alive, directory / paths.SPARK_LOG),
         take_over=take_over,
+        shared=shared,
+        receives=receives,
     )
     if on_progress is None:
         return make_launcher(make_apply(on_batch=on_batch))

@@ -149,13 +149,22 @@ def run(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take over tables of the target that belong to another subscription.")
     ] = False,
+    no_receiver: Annotated[
+        bool, typer.Option("--no-receiver", help="Apply what `walmere receive` on another machine puts into the store.")
+    ] = False,
 ) -> None:
     """Copy tables that are not copied yet to the target, then apply changes, until stopped."""
     from walmere.cli import output
 
     subscription = walmere.Subscription(config)
     with _stopped_by_signals(subscription):
-        subscription.run(until, once=once, on_progress=output.progress if json else None, take_over=take_over)
+        subscription.run(
+            until,
+            once=once,
+            on_progress=output.progress if json else None,
+            take_over=take_over,
+            receives=not no_receiver,
+        )
 
 
 @app.command()

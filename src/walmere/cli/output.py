@@ -51,6 +51,9 @@ def status(state: dict[str, Any], *, as_json: bool) -> None:
         use = "active" if slot["active"] else "not active"
         retained = _bytes(slot["retained_bytes"])
         console.print(f"  slot {slot['name']}: {use}, {slot['wal_status']}, holds {retained} of WAL on the source")
+    if (store := state["store"]) is not None:
+        writer = "no receiver yet" if store["receiver"] is None else f"epoch {store['epoch']}, {store['receiver']}"
+        console.print(f"  store {escape(store['url'])}: {escape(writer)}")
     for label in ("source", "received", "durable", "applied"):
         console.print(f"  {label:<9} {state[label + '_lsn'] or '–'}")
     console.print(f"  lag       {_lag(state)}")

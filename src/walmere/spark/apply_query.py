@@ -176,6 +176,7 @@ class Apply:
         if behind:
             self._positions.advance(TARGET, state.needed_from(self._tables, self.applied))
         self._remove_from_points((each.name, found) for each, found in behind)
+        self._tables.shared.put()
 
     def _open_ledger(self) -> Entry | None:
         """The newest point. A damaged ledger is replaced by the lake's copy."""
@@ -248,7 +249,9 @@ class Apply:
             versions = {each.name: self._sink.version(each.table) for each in following}
             self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.open())
             # the commit time of the newest transaction is not known: it is before now
-            self._lake_ledger.append(self._ledger.append(Entry(lsn, now(), versions, now())))
+            point = self._ledger.append(Entry(lsn, now(), versions, now()))
+            self._tables.shared.put()
+            self._lake_ledger.append(point)
             self.applied = lsn
 
     def _keep_log(self, applied: Lsn) -> None:
@@ -280,6 +283,7 @@ class Apply:
     def replace_files(self, known: TableState, done: Sequence[Any]) -> None:
         """Commit what upkeep has rewritten of a table, between two batches. The newest point gets the new version."""
         with self._committing:
+            self._tables.shared.check()
             recorded = self._tables.get(known.oid)
             version = self._sink.replace_files(known.table, done)
             last = self._ledger.last()
@@ -293,11 +297,17 @@ class Apply:
             self._versions[known.name] = version
             point = Entry(last.lsn, last.commit_time, {**last.versions, known.name: version}, now())
             point = self._ledger.append(point)
+            self._tables.shared.put()
             if self._lake_ledger is not None:
                 self._lake_ledger.append(point)
 
     def _batch(self, references: DataFrame, _: int) -> None:
         with self._committing:
+            try:
+                self._tables.shared.check()
+            except WalmereError as error:
+                self._error = error  # Spark would return only its text
+                raise
             self._skip_written()
             self._do_batch(references)
 
@@ -337,6 +347,20 @@ class Apply:
         [batch] = [result for result in results if isinstance(result, Batch)]
         tasks = [result for result in results if isinstance(result, Applied)]
         applied = commit_staged(self._sink, tasks, batch.end_lsn) if is_lake(self._sink) else tasks
+        with self._tables.shared.together():
+            changed, point = self._record_states(batch, applied)
+            self._keep_log(batch.end_lsn)
+            skipping.passed(self._directory, batch.end_lsn)
+        if point is not None and self._lake_ledger is not None:  # after the ledger is in the store, if there is one
+            self._lake_ledger.append(point)
+        self.applied = batch.end_lsn
+        if self._pace is not None:
+            written = {result.oid for result in applied}
+            self._pace.batch_wrote(sum(self._written(each) for each in changed if each.oid in written))
+        self._on_batch(applied, batch.end_lsn)
+
+    def _record_states(self, batch: Batch, applied: list[Applied]) -> tuple[list[TableState], Entry | None]:
+        """Update the states of the tables and the ledger. Returns the changed states, and the new point."""
         results_of = {result.oid: result for result in applied}
         before = {oid: known for oid in batch.tables if (known := self._tables.get(oid)) is not None}
         changed = self._tables.change(
@@ -369,15 +393,8 @@ class Apply:
         # a table can be ahead of the batch: after its copy, or after a crash if batches now end at other LSNs
         if max([self._furthest, *(each.applied_lsn for each in applied_tables)]) <= batch.end_lsn:
             versions = {each.name: self._versions[each.name] for each in applied_tables}
-            entry = self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions, self._began))
-            if self._lake_ledger is not None:
-                self._lake_ledger.append(entry)
-        self._keep_log(batch.end_lsn)
-        self.applied = batch.end_lsn
-        skipping.passed(self._directory, batch.end_lsn)
-        if self._pace is not None:
-            self._pace.batch_wrote(sum(self._written(each) for each in changed if each.oid in results_of))
-        self._on_batch(applied, batch.end_lsn)
+            return changed, self._ledger.append(Entry(batch.end_lsn, batch.commit_time, versions, self._began))
+        return changed, None
 
     def _skip_written(self) -> None:
         """Before a batch: do not count what copies and upkeep have written since the last one."""

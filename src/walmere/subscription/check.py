@@ -6,6 +6,7 @@ needs from there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +16,15 @@ from typing import Final
 from walmere import paths
 from walmere.changelog.writer import header_of
 from walmere.config import Config, DeltaTarget
-from walmere.errors import ChangeLogError, PublicationMissing, SlotLost, SlotMissing, SlotUnsuitable, WalmereError
+from walmere.errors import (
+    ChangeLogError,
+    PublicationMissing,
+    SlotLost,
+    SlotMissing,
+    SlotUnsuitable,
+    StoreError,
+    WalmereError,
+)
 from walmere.publisher.check import check as check_source
 from walmere.publisher.check_slot import Subscriber
 from walmere.publisher.finding import Finding, Level
@@ -24,6 +33,7 @@ from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
 from walmere.subscription import receiver
 from walmere.subscription.check_target import check_target
+from walmere.subscription.store import refresh_log, store_of_config
 
 LEAST_FREE: Final = 5 << 30
 """Warn below this many free bytes; on a larger disk below 5 percent of it, but at most ten times as many bytes."""
@@ -38,6 +48,8 @@ def check(config: Config, require_java: Callable[[], None], sink: Sink | None = 
     `require_java` raises if Spark cannot be started.
     """
     running = Lock.holder(config.changelog)
+    with contextlib.suppress(StoreError):  # `_store` reports it
+        refresh_log(config)
     try:
         has_log = header_of(config.changelog) is not None
         damaged: WalmereError | None = None
@@ -47,6 +59,7 @@ def check(config: Config, require_java: Callable[[], None], sink: Sink | None = 
     found = check_source(config.source, Subscriber(has_log, own))
     connected = any(each.name == "connection" and each.level is Level.OK for each in found)
     found += _directories(config)
+    found += _store(config)
     if isinstance(sink, PostgresSink):
         found += check_target(config, sink)
     if damaged is not None:
@@ -70,6 +83,18 @@ def _change_log(config: Config) -> Iterator[Finding]:
         yield Finding("change_log", level, error.wrong, error.hint)
     else:
         yield Finding("change_log", Level.OK, "the change log and the slot belong together")
+
+
+def _store(config: Config) -> Iterator[Finding]:
+    """Whether the store can be written, and respects the conditions of puts."""
+    if (store := store_of_config(config)) is None:
+        return
+    try:
+        store.probe(replaces=True)
+    except WalmereError as error:
+        yield Finding("store", Level.PROBLEM, f"{error.doing}: {error.wrong}", error.hint)
+    else:
+        yield Finding("store", Level.OK, f"{store.url} can be written, and respects the conditions of puts")
 
 
 def _directories(config: Config) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ from walmere.errors import (
     SinkUnavailable,
     SlotInUse,
     SourceUnavailable,
+    StoreUnavailable,
     TableLocked,
     WalmereError,
 )
@@ -38,8 +39,12 @@ from walmere.subscription import ownership, receiver, requests
 from walmere.subscription.backoff import Backoff
 from walmere.subscription.copies import CopyScheduler, first_line
 from walmere.subscription.executor import DaemonExecutor
+from walmere.subscription.follower import Follower
 from walmere.subscription.receiver_process import ReceiverProcess
+from walmere.subscription.shared_requests import POLL_INTERVAL, SharedRequests
+from walmere.subscription.shared_state import SharedState
 from walmere.subscription.state import TableState
+from walmere.subscription.store import probe, refresh_log
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
 from walmere.subscription.upkeep import UpkeepScheduler
@@ -113,12 +118,15 @@ class Launcher:
         on_poll: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
         take_over: bool = False,
+        shared: SharedState | None = None,
+        receives: bool = True,
     ) -> None:
         """Start nothing yet.
 
         `upkeep` makes the scheduler of upkeep, from the function that commits its results.
         `require_spark(seconds)` raises if Spark has ended, or ends within this time. `on_poll` is called often,
-        `on_end` at the end. `take_over`: take tables of the target from other owners.
+        `on_end` at the end. `take_over`: take tables of the target from other owners. `shared`: the state, if it is in
+        a store. `receives`: False if a receiver on another machine writes to that store.
         """
         self._config = config
         self._config_file = config_file
@@ -129,10 +137,14 @@ class Launcher:
         self._stopping = threading.Event()
         self._claimed = False
         self._take_over = take_over
+        self._shared = shared
+        self._requests = None if shared is None else SharedRequests(shared.store)
+        self._requests_at = 0.0
+        self._receives = receives
         self._backoff = Backoff(*_BACKOFF)
         self._applied_at_start = apply.applied
         self._start_at = 0.0
-        self._process: ReceiverProcess | None = None
+        self._process: ReceiverProcess | Follower | None = None
         self._query: Query | None = None
         self._require_spark = require_spark
         self._on_poll = on_poll
@@ -161,10 +173,11 @@ class Launcher:
 
     def _run(self, until: Lsn | None) -> None:
         self._query = None
+        self._take_over_state()
         self._prepare()
         prepared = self._prepare_target()
         with (
-            ReceiverProcess(self._config_file, self._config, until) as process,
+            self._receiver(until) as process,
             DaemonExecutor(CONCURRENT_COPIES, "copying") as copying,
             DaemonExecutor(CONCURRENT_COPIES, "catalogs") as catalog_reads,
             DaemonExecutor(1, "upkeep") as upkeep,
@@ -195,8 +208,19 @@ class Launcher:
             if copies.failed and until is not None:
                 raise next(iter(copies.failed.values()))
 
+    def _receiver(self, until: Lsn | None) -> ReceiverProcess | Follower:
+        """What writes the local log: a receiver, or a copy of what one on another machine writes."""
+        return ReceiverProcess(self._config_file, self._config, until) if self._receives else Follower(self._config)
+
+    def _take_over_state(self) -> None:
+        """With a store: become its driver, and continue from the state that is there, if there is a log."""
+        if self._shared is not None and not self._shared.taken:
+            probe(self._shared.store)
+            if self._shared.take_over(self._stopping):
+                self._tables.reload()
+
     def _supervise(
-        self, process: ReceiverProcess, copies: CopyScheduler, upkeep: DaemonExecutor, until: Lsn | None
+        self, process: ReceiverProcess | Follower, copies: CopyScheduler, upkeep: DaemonExecutor, until: Lsn | None
     ) -> None:
         """Keep receiver, copies and query running until the run is stopped or everything is applied."""
         end = until
@@ -204,7 +228,9 @@ class Launcher:
             process.until = end = self._end(until)
             self._require_spark(0.0)
             process.check()
-            for oid in requests.take(self._config.subscription.directory, self._tables):
+            with contextlib.suppress(StoreUnavailable):  # writing the state will tell
+                self._tables.shared.check()
+            for oid in self._requested():
                 copies.retry_now(oid)
             copies.poll()
             if self._query is not None:
@@ -215,6 +241,16 @@ class Launcher:
                 self._query = self._start(until)
             self._on_poll()
             time.sleep(_POLL)
+
+    def _requested(self) -> set[int]:
+        """Take requests: the OIDs of tables that are to be copied again."""
+        directory = self._config.subscription.directory
+        wanted = requests.take(directory, self._tables)
+        if self._requests is not None and time.monotonic() >= self._requests_at:
+            self._requests_at = time.monotonic() + POLL_INTERVAL
+            with contextlib.suppress(StoreUnavailable):
+                wanted |= requests.take_shared(directory, self._tables, self._requests)
+        return wanted
 
     def _last_upkeep(self) -> None:
         """Do a round of upkeep before a run ends by itself: it may be the only one for hours."""
@@ -234,13 +270,14 @@ class Launcher:
         """Compare target and state. Returns False if there is no change log yet, so nothing to compare."""
         if self._stopping.is_set() or not (self._config.changelog / manifest.NAME).exists():
             return False
+        self._take_over_state()
         if not self._claimed:
             self._claim()
         with manifest.Manifest(self._config.changelog) as log:
             self.apply.prepare(log.header.start_lsn)
         return True
 
-    def _stop_all(self, process: ReceiverProcess, copies: CopyScheduler) -> None:
+    def _stop_all(self, process: ReceiverProcess | Follower, copies: CopyScheduler) -> None:
         """Stop everything at the same time. What does not stop in time remains in daemon threads."""
         deadline = time.monotonic() + STOP_TIMEOUT
 
@@ -279,8 +316,10 @@ class Launcher:
             try:
                 # before the slot: a refused run must not leave one
                 self._sync.require_free_messages_name(self._messages_table())
-                self._claim()
-                receiver.prepare(self._config, cancel.append)
+                refresh_log(self._config)
+                if self._receives:
+                    self._claim()
+                    receiver.prepare(self._config, cancel.append)
                 done.set_result(None)
             except BaseException as error:
                 done.set_exception(error)
@@ -292,7 +331,7 @@ class Launcher:
             for each in cancel:
                 each()
         if done.done():
-            with contextlib.suppress(SourceUnavailable, TableLocked, ChangeLogInUse, SlotInUse):
+            with contextlib.suppress(SourceUnavailable, TableLocked, ChangeLogInUse, SlotInUse, StoreUnavailable):
                 done.result()
 
     def _end(self, until: Lsn | None) -> Lsn | None:
@@ -343,13 +382,13 @@ class Launcher:
 
         It may help if Spark's Python processes were killed, or if the one that runs the query's source did not connect
         within 10 s (Spark has no setting for this). The number of starts is counted until one of them applies changes.
-        If the target is full or does not answer, a run without `until` retries without limit: the receiver continues,
-        and no change is lost.
+        If the target is full, or it or the store does not answer, a run without `until` retries without limit: the
+        receiver continues, and no change is lost.
         """
         self._require_spark_after(cause)
         from_spark = WalmereError("applying changes", first_line(str(cause)) or repr(cause))
         error = full_or(cause if isinstance(cause, WalmereError) else self.apply.error or from_spark)
-        patient = isinstance(error, SinkFull | SinkUnavailable)
+        patient = isinstance(error, SinkFull | SinkUnavailable | StoreUnavailable)
         if not (patient or error.transient or type(error) is WalmereError):
             raise error
         if self.apply.applied > self._applied_at_start:

@@ -1,11 +1,14 @@
-"""Requests to copy tables again, as files that the launcher reads. If no run is active, the next run does it."""
+"""Requests to copy tables again, as files that the launcher reads. If no run is active, the next run does it.
+
+With a store, requests are there: see `walmere.subscription.shared_requests`.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +16,8 @@ from walmere import paths
 from walmere.errors import ConfigError, NotMirrored, SourceUnavailable
 from walmere.names import TableName
 from walmere.storage import Lock, read_json, write_durably
-from walmere.subscription import state
+from walmere.subscription import skipping, state
+from walmere.subscription.shared_requests import SharedRequests
 from walmere.subscription.tables import Tables
 
 _POLL: Final = 0.1
@@ -46,16 +50,35 @@ def take(directory: Path, tables: Tables) -> set[int]:
     for file in sorted((directory / paths.RESYNC).glob("*.json")):
         hint = "delete it, and run `walmere resync` again"
         wanted = read_json(file, lambda content: {TableName(*each) for each in content}, hint)
-        oids = {each.oid for each in tables if each.published and not each.of_messages and each.table in wanted}
-        tables.change(dict.fromkeys(oids, state.copy_again))
-        taken |= oids
+        taken |= _copy_again(tables, wanted)
         file.unlink()
     return taken
 
 
-def wait(directory: Path, wanted: Sequence[TableName]) -> None:
+def take_shared(directory: Path, tables: Tables, shared: SharedRequests) -> set[int]:
+    """The same for the requests in the store, and requests to skip a transaction."""
+    found = shared.read()
+    taken: set[int] = set()
+    for each in found:
+        taken |= _copy_again(tables, set(each.resync))
+        if each.skip is not None:
+            skipping.request(directory, each.skip)
+            tables.shared.put()
+    if found:
+        shared.remove({each.id for each in found})
+    return taken
+
+
+def _copy_again(tables: Tables, wanted: Collection[TableName]) -> set[int]:
+    oids = {each.oid for each in tables if each.published and not each.of_messages and each.table in wanted}
+    if oids:
+        tables.change(dict.fromkeys(oids, state.copy_again))
+    return oids
+
+
+def wait(directory: Path, wanted: Sequence[TableName], shared: SharedRequests | None = None) -> None:
     """Wait until a run has taken the requests and copied these tables. Raises the error of a copy."""
-    while any((directory / paths.RESYNC).glob("*.json")):
+    while any((directory / paths.RESYNC).glob("*.json")) or (shared is not None and shared.read()):
         _require_run(directory)
         time.sleep(_POLL)
     while True:

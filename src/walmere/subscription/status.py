@@ -18,7 +18,7 @@ from walmere import paths
 from walmere.changelog import manifest
 from walmere.changelog.search import ManifestSearch
 from walmere.config import Config
-from walmere.errors import ChangeLogError, SinkError, SourceError
+from walmere.errors import ChangeLogError, SinkError, SourceError, StoreError
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.publisher import catalog, slot
@@ -31,7 +31,9 @@ from walmere.storage import Lock
 from walmere.subscription.lag import Missing, oldest_missing
 from walmere.subscription.pace import next_batch
 from walmere.subscription.progress import TARGET, SinkPositions
+from walmere.subscription.shared_state import refresh_state
 from walmere.subscription.state import TableState, to_json
+from walmere.subscription.store import describe, refresh_log
 from walmere.subscription.tables import Tables
 from walmere.subscription.upkeep import read_status
 
@@ -68,6 +70,7 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
 
     `sink`: the target, to show how large its tables are.
     """
+    store, store_error = _read_store(config)
     source = _read_source(config)
     log, tables = _read_log(config, source)
     positions = SinkPositions(config.subscription.directory).positions()
@@ -97,8 +100,19 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
         "next_batch": None if next_at is None else _time(next_at),
         # the log is kept for these, too
         "queries": [{"name": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in positions.items()],
-        "error": source.error or log.error,
+        "store": store,
+        "error": source.error or store_error or log.error,
     }
+
+
+def _read_store(config: Config) -> tuple[dict[str, Any] | None, str | None]:
+    """What the store says, and its error. Brings the local copies of the log and the state up to date."""
+    try:
+        refresh_log(config)
+        refresh_state(config)
+        return describe(config), None
+    except StoreError as error:
+        return None, f"{error.doing}: {error.wrong}"
 
 
 def _read_source(config: Config) -> _Source:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from walmere import paths
 from walmere.errors import ChangeLogVersion
@@ -37,15 +38,42 @@ _BESIDE_POSITION: Final = attrgetter(*(each.name for each in fields(TableState) 
 """Everything of a state but its position."""
 
 
+class Shared(Protocol):
+    """Where the states are besides the directory: see `walmere.subscription.shared_state`."""
+
+    def put(self) -> None:
+        """Write the state of the directory there. Raises TakenOver."""
+
+    def check(self, older_than: float = ...) -> None:
+        """Raise TakenOver if another driver has taken over. Looks only if the last look was so many seconds ago."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Do all writes inside at once, at the end."""
+
+
+class NotShared:
+    """The states are in the directory only."""
+
+    def put(self) -> None:
+        """Nothing to do."""
+
+    def check(self, older_than: float = 0.0) -> None:
+        """Nothing to check: the directory's lock allows one driver."""
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class Tables:
-    """The states of all tables. Every change is on disk before it is used.
+    """The states of all tables. Every change is on disk, and in the store if there is one, before it is used.
 
     A table is identified by its name, which is also its place in the target. While it is published, it is also
     identified by its OID, which the stream has. A relation can be renamed, and another can get its name.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, shared: Shared | None = None) -> None:
         self._path = directory / paths.TABLES
+        self.shared: Shared = shared or NotShared()
         self._lock = threading.Lock()  # copies and batches run in several threads
         self._states: dict[TableName, TableState] = {}
         self._by_oid: dict[int, TableState] = {}
@@ -55,6 +83,16 @@ class Tables:
         self._rendered: dict[TableName, tuple[TableState, str]] = {}
         self.changes = 0
         """How often the states have changed in this object."""
+        self._read()
+
+    def reload(self) -> None:
+        """Read the states again: another process has written them, and nobody uses them yet."""
+        with self._lock:
+            self._states, self._rendered, self.types = {}, {}, {}
+            self._replace(())
+            self._read()
+
+    def _read(self) -> None:
         if self._path.exists() and not self._parse_lines(self._path.read_bytes()):
             read_json(self._path, self._parse, _DAMAGED_HINT)
 
@@ -106,6 +144,7 @@ class Tables:
         with self._lock:
             self._replace(states)
             self._store()
+        self.shared.put()  # not under the lock: a batch has the other lock first
 
     def change(self, changes: Mapping[int, Callable[[TableState], TableState]]) -> list[TableState]:
         """Change the states of these relations, all or none, atomically. Returns the new states.
@@ -116,6 +155,7 @@ class Tables:
             changed = [change(self._by_oid[oid]) for oid, change in changes.items() if oid in self._by_oid]
             self._replace(changed)
             self._store()
+        self.shared.put()
         return changed
 
     def _replace(self, states: Iterable[TableState]) -> None:
@@ -130,6 +170,7 @@ class Tables:
         with self._lock:
             self.types |= types
             self._store()
+        self.shared.put()
 
     def _store(self) -> None:
         types = json.dumps([asdict(each) for each in self.types.values()])

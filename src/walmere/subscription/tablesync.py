@@ -306,6 +306,7 @@ class TableSync:
         if evolution is None or not now.shape(known.table).same(known.awaits):
             self._tables.change({oid: state.copy_again})
             return
+        self._tables.shared.check(0.0)
         if is_lake(self._sink):
             version = self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
         else:
@@ -369,6 +370,7 @@ class TableSync:
                 TextCopyTask(source, exported, described, piece, number, begun) for number, piece in enumerate(pieces)
             ]
             rows = sum(self._tasks.map(copy_text_piece, work))
+            self._tables.shared.check(0.0)
             version = begun.finish(exported.lsn)
         except BaseException:
             with suppress(WalmereError):  # the next copy removes it, too
@@ -399,6 +401,7 @@ class TableSync:
 
     def _commit(self, name: TableName, described: Table, schema: pa.Schema, copied: list[Copied], lsn: Lsn) -> None:
         assert is_lake(self._sink)
+        self._tables.shared.check(0.0)
         rejects = [file for each in copied for file in each.rejects]
         if rejects or self._sink.count(Rejects.table(name)):  # those of the previous copy are replaced, too
             self._sink.commit(Rejects.table(name), rejects, lsn, OVERWRITE)

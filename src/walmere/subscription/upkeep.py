@@ -218,6 +218,7 @@ class UpkeepScheduler:
         if not due:
             return False
         tables = [table for each in self._tables if each.follows and each.name in due for table in _with_rejects(each)]
+        self._tables.shared.check(0.0)
         self._tasks.map(sink.vacuum, tables)
         for name in due & self._vacuumed:
             del self._vacuum_at[name]
