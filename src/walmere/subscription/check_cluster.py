@@ -20,7 +20,8 @@ def not_shared(config: Config) -> Iterator[str]:
     if isinstance(config.target, DeltaTarget) and "://" not in str(config.target.path):
         yield f"target.path {config.target.path} is a directory of this machine"
     if config.subscription.store is None:
-        yield f"the change log is in subscription.directory {config.subscription.directory}, a directory of this machine"
+        directory = config.subscription.directory
+        yield f"the change log is in subscription.directory {directory}, a directory of this machine"
 
 
 def require_shared(config: Config) -> None:
