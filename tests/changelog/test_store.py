@@ -15,7 +15,9 @@ from object_stores import Bucket
 from processes import eventually
 from s3_proxy import Asked, LoseAnswer, Refuse, S3Proxy, lose_every, refuse_every, slow
 from walmere.changelog import retention, upload
+from walmere.changelog.cache import Cache
 from walmere.changelog.claim import WINDOW, Claim
+from walmere.changelog.importing import import_log
 from walmere.changelog.log_store import LogStore, read_head
 from walmere.changelog.manifest import Manifest, Transactions
 from walmere.changelog.objects import numbers_before
@@ -226,12 +228,45 @@ def test_a_cache_is_used_and_repaired(store: ObjectStore, tmp_path: Path) -> Non
     assert read(tmp_path / "a") == [["0"], ["1"], ["2"]]
 
 
-def test_a_log_that_was_received_without_a_store_is_not_replaced(store: ObjectStore, tmp_path: Path) -> None:
-    writer, _ = begin_log(tmp_path / "a")
+def test_a_local_log_is_moved_to_the_store(store: ObjectStore, tmp_path: Path) -> None:
+    writer, assembly = begin_log(tmp_path / "a")
+    pieces = stream()
+    for frames in pieces[:5]:  # the last of these is prepared
+        assembly.feed(frames)
+        writer.flush()
+    writer.close()
+    assert not Cache(store, tmp_path / "a").fill()
+    assert import_log(store, tmp_path / "a", max_bytes=1)
+    files = sorted((tmp_path / "a").glob("*.arrow"))
+    assert elsewhere(store, tmp_path / "b") == TRUTH[:3]
+    writer, assembly = begin_stored_log(store, tmp_path / "a")
+    assert sorted((tmp_path / "a").glob("*.arrow")) == files
+    for frames in pieces:
+        assembly.feed(frames)
+        writer.flush()
+    writer.close()
+    assert elsewhere(store, tmp_path / "c") == TRUTH
+
+
+def test_a_rolled_back_transaction_is_not_missed_when_a_log_is_moved(store: ObjectStore, tmp_path: Path) -> None:
+    writer, assembly = begin_log(tmp_path / "a")
+    for frames in stream():
+        assembly.feed(frames)
+        writer.flush()
+    writer.close()
+    assert import_log(store, tmp_path / "a", max_bytes=1 << 20)
+    assert elsewhere(store, tmp_path / "b") == TRUTH
+
+
+def test_a_local_log_that_is_not_in_the_store_is_not_replaced(store: ObjectStore, tmp_path: Path) -> None:
+    writer, assembly = begin_log(tmp_path / "a")
+    assembly.feed(Walsender().inserts(1))
+    writer.flush()
     writer.close()
     open_cache(store, tmp_path / "b")
     with pytest.raises(ChangeLogError, match="received without a store"):
         open_cache(store, tmp_path / "a")
+    assert read(tmp_path / "a") == [["1"]]
 
 
 # One writer

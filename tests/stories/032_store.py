@@ -364,6 +364,38 @@ def test_a_failing_store_loses_and_doubles_nothing_in_the_target(
         mirror.becomes(lambda: min(each.applied_lsn for each in mirror.tables()) > reached)
     mirror.run_once()
     mirror.assert_equal(*MixedLoad.TABLES)
+    assert proxy.counts["PUT"] > 30
+
+
+def test_a_subscription_moves_to_a_store_and_causes_no_puts_when_the_source_is_idle(
+    database18: Database, tmp_path: Path, bucket: Bucket, proxy: S3Proxy
+) -> None:
+    database = database18
+    MixedLoad.create(database, "numeric(20, 2)")
+    local = Mirror(database, tmp_path)
+    local.run_once()
+    database.execute("UPDATE accounts SET balance = balance + 1")
+    copied = copies(local)
+    mirror = StoredMirror(database, tmp_path, proxy.bucket, "subscription")
+    with mirror.following():
+        mirror.becomes_equal("accounts")
+        mirror.becomes(lambda: all(mirror.phase(each) == "r" for each in MixedLoad.TABLES))
+        assert copies(mirror) == copied, "no table was copied again"
+        eventually(lambda: not changed_within(proxy, 2.0), 60)
+        before = proxy.changing
+        time.sleep(5)  # of idleness: there is nothing to wait for
+        assert proxy.changing == before
+    other = StoredMirror(database, tmp_path, bucket, "other")
+    database.execute("UPDATE accounts SET balance = balance + 1")
+    other.run_once()
+    other.assert_equal(*MixedLoad.TABLES)
+    assert copies(other) == copied
+
+
+def changed_within(proxy: S3Proxy, seconds: float) -> bool:
+    before = proxy.changing
+    time.sleep(seconds)
+    return proxy.changing != before
 
 
 def test_drop_deletes_the_objects_and_a_new_start_begins_anew(

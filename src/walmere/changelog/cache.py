@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Final
 
 from walmere.changelog import manifest
 from walmere.changelog.log_store import Head, LogStore, read_head, store_of, write_marker
+from walmere.changelog.manifest import Header
 from walmere.changelog.objects import LogObject, read_manifest, read_object, read_objects
 from walmere.changelog.recovery import data_files
 from walmere.changelog.search import ManifestSearch
@@ -60,25 +62,37 @@ class Cache:
 
     def _clear(self) -> None:
         """There is no log in the store: delete what is left of one that was dropped."""
-        if self._path.exists():
-            self._require_cache()
+        if self._path.exists() and store_of(self.directory) is not None:
             self._path.unlink()
             self._keep_files(b"")
 
-    def _require_cache(self) -> None:
-        """Refuse to replace a log that is only here."""
-        if store_of(self.directory) is None:
+    @property
+    def local_only(self) -> bool:
+        """Whether the directory has a log that was received without a store."""
+        return self._path.exists() and store_of(self.directory) is None
+
+    def _require_has_local(self, content: bytes) -> None:
+        """Refuse to replace a log that was received without a store, if the store does not have all of it."""
+        temporary = self.directory / "from-store"
+        temporary.mkdir(exist_ok=True)
+        (temporary / manifest.NAME).write_bytes(content)
+        with ManifestSearch(temporary) as stored, ManifestSearch(self.directory) as local:
+            same = _source(stored.header) == _source(local.header)
+            has_all = same and stored.header.start_lsn <= local.end_lsn <= stored.end_lsn
+        shutil.rmtree(temporary)
+        if not has_all:
             raise ChangeLogError(
                 f"opening the change log in {self.directory}",
-                f"it is not a cache of {self.store.url}: it was received without a store",
-                "set subscription.directory to an empty directory, or remove subscription.store",
+                f"it was received without a store, and is not a part of the one in {self.store.url}",
+                "set subscription.directory to an empty directory, or correct subscription.store",
             )
 
     def _write(self, content: bytes) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         before = self._path.read_bytes() if self._path.exists() else b""
-        if before:
-            self._require_cache()
+        if self.local_only:
+            self._require_has_local(content)
+            write_marker(self.directory, self.log)
         marked = store_of(self.directory)
         self._keep_files(before if marked == self.log else b"")
         if marked != self.log:
@@ -130,3 +144,7 @@ class Cache:
             return False
         self.fill()
         return True
+
+
+def _source(header: Header) -> tuple[str, str, str]:
+    return header.system_identifier, header.database, header.slot

@@ -38,14 +38,18 @@ def writer_name() -> str:
 
 def create_log(store: ObjectStore, lines: bytes) -> bool:
     """Create a log with this manifest, and no objects. Returns False if there is one already."""
-    generation = f"{GENERATION}{secrets.token_hex(8)}"
-    manifest = _manifest_name(generation, 1, 0)
-    store.create(manifest, pack_manifest(lines))
-    head = Head(generation, epoch=0, writer="", manifest=manifest, manifest_epoch=0, number=1, oldest=1)
-    if store.create(HEAD, head.render()):
+    return create_head(LogStore(store, f"{GENERATION}{secrets.token_hex(8)}"), lines, 1)
+
+
+def create_head(log: LogStore, lines: bytes, number: int) -> bool:
+    """Create the head of a log with this manifest, of all objects before a number. Returns False if there is a head."""
+    manifest = _manifest_name(log.generation, number, 0)
+    log.store.create(manifest, pack_manifest(lines))
+    head = Head(log.generation, epoch=0, writer="", manifest=manifest, manifest_epoch=0, number=number, oldest=1)
+    if log.store.create(HEAD, head.render()):
         return True
-    found = read_head(store)  # ours, if the answer was lost and another writer has raised the epoch meanwhile
-    return found is not None and found[0].generation == generation
+    found = read_head(log.store)  # ours, if the answer was lost and another writer has raised the epoch meanwhile
+    return found is not None and found[0].generation == log.generation
 
 
 class Claim:

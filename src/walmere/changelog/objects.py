@@ -80,12 +80,7 @@ class Upload:
 
     begin: LogObject
     places: Mapping[str, Stored]  # of its segments, by file
-    parts: Sequence[bytes]
-
-    @property
-    def content(self) -> bytes:
-        """All bytes of the object."""
-        return b"".join(self.parts)
+    content: bytes
 
 
 def build(
@@ -107,7 +102,7 @@ def build(
             break
         begin = -(-needed // _ALIGNMENT) * _ALIGNMENT  # the lines have this number, so they may get longer
     padding = b"\n" * (begin - needed) if files else b""
-    return Upload(LogObject(header, lines), places, [first, lines, padding, *files.values()])
+    return Upload(LogObject(header, lines), places, b"".join([first, lines, padding, *files.values()]))
 
 
 def parse(where: str, number: int, data: bytes) -> LogObject | int:

@@ -29,7 +29,7 @@ from walmere.changelog import manifest
 from walmere.changelog.cache import Cache
 from walmere.changelog.claim import WINDOW, Claim
 from walmere.changelog.manifest import Entry, Header, Manifest, Prepared, Summary, summarise
-from walmere.changelog.objects import Upload, build
+from walmere.changelog.objects import LogObject, Upload, build
 from walmere.changelog.segment import Segment, SegmentWriter, Stored
 from walmere.changelog.writer import Flusher, write_all
 from walmere.errors import ChangeLogError, StoreUnavailable
@@ -62,7 +62,7 @@ class _Collected:
 class _Put:
     """An object that is being put."""
 
-    upload: Upload
+    begin: LogObject
     end_lsn: Lsn | None
     done: Future[None]
 
@@ -166,9 +166,9 @@ class Uploader(Flusher):
         upload = build(self._claim.header(self._number), its.entries, files, self._spooled)
         self._number += 1
         self._remember(its.entries, upload)
-        put = _Put(upload, its.end_lsn, Future())
+        put = _Put(upload.begin, its.end_lsn, Future())
         self._puts.append(put)
-        threading.Thread(target=self._put, args=(put,), name="walmere-upload", daemon=True).start()
+        threading.Thread(target=self._put, args=(put, upload.content), name="walmere-upload", daemon=True).start()
 
     def _remember(self, entries: Iterable[Entry], upload: Upload) -> None:
         """Remember where segments are that a later record will name."""
@@ -178,14 +178,13 @@ class Uploader(Flusher):
                 for segment in segments_of(entry):
                     self._spooled.pop(segment.file, None)
 
-    def _put(self, put: _Put) -> None:
+    def _put(self, put: _Put, content: bytes) -> None:
         """Put an object; repeats it while the store does not answer."""
-        header, content = put.upload.begin.header, put.upload.content
         pause, longest = _PAUSES
         try:
             while True:
                 try:
-                    self._claim.put(header.number, content)
+                    self._claim.put(put.begin.header.number, content)
                     break
                 except StoreUnavailable as error:
                     _log.warning("%s: %s; retry in %.1f s", error.doing, error.wrong, pause)
@@ -212,10 +211,10 @@ class Uploader(Flusher):
         while self._puts and self._puts[0].done.done():
             self._puts[0].done.result()
             put = self._puts.popleft()
-            write_all(self._manifest, put.upload.begin.lines)
+            write_all(self._manifest, put.begin.lines)
             if put.end_lsn is not None:
                 self.durable = max(self.durable, put.end_lsn)
-            number = put.upload.begin.header.number + 1
+            number = put.begin.header.number + 1
             if number - self._claim.head.number >= MANIFEST_EVERY:
                 self._publish(number)
 

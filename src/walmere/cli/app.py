@@ -135,7 +135,8 @@ def receive(
         subscription = walmere.Subscription(config)
         with _stopped_by_signals(subscription):
             durable = subscription.receive(until, once=once)
-    print(f"everything before {durable} is durable in {subscription.config.changelog}", file=sys.stderr)
+    place = subscription.config.subscription.store or subscription.config.changelog
+    print(f"everything before {durable} is durable in {place}", file=sys.stderr)
 
 
 @app.command()

@@ -40,10 +40,11 @@ from walmere.subscription.backoff import Backoff
 from walmere.subscription.copies import CopyScheduler, first_line
 from walmere.subscription.executor import DaemonExecutor
 from walmere.subscription.follower import Follower
+from walmere.subscription.position_request import PositionRequests
 from walmere.subscription.receiver_process import ReceiverProcess
 from walmere.subscription.shared_requests import POLL_INTERVAL, SharedRequests
 from walmere.subscription.shared_state import SharedState
-from walmere.subscription.state import TableState
+from walmere.subscription.state import Phase, TableState
 from walmere.subscription.store import probe, refresh_log
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
@@ -140,6 +141,7 @@ class Launcher:
         self._shared = shared
         self._requests = None if shared is None else SharedRequests(shared.store)
         self._requests_at = 0.0
+        self._positions = None if shared is None else PositionRequests(config.source)
         self._receives = receives
         self._backoff = Backoff(*_BACKOFF)
         self._applied_at_start = apply.applied
@@ -226,6 +228,7 @@ class Launcher:
         end = until
         while not self._stopping.is_set() and not (copies.done() and self._has_applied(end, copies)):
             process.until = end = self._end(until)
+            self._request_position(end)
             self._require_spark(0.0)
             process.check()
             with contextlib.suppress(StoreUnavailable):  # writing the state will tell
@@ -241,6 +244,14 @@ class Launcher:
                 self._query = self._start(until)
             self._on_poll()
             time.sleep(_POLL)
+
+    def _request_position(self, end: Lsn | None) -> None:
+        """With a store: have the log reach the LSN that is needed next, also if the source is idle."""
+        if self._positions is None or self._query is None:
+            return
+        waits = not self._receives and end is not None and self.apply.applied < end
+        if waits or any(each.phase in (Phase.FINISHED_COPY, Phase.SYNC_DONE) and each.follows for each in self._tables):
+            self._positions.add(self.apply.applied)
 
     def _requested(self) -> set[int]:
         """Take requests: the OIDs of tables that are to be copied again."""

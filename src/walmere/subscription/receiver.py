@@ -35,6 +35,7 @@ from walmere.changelog import retention
 from walmere.changelog.assembly import Assembly
 from walmere.changelog.cache import Cache
 from walmere.changelog.claim import Claim, create_log
+from walmere.changelog.importing import import_log
 from walmere.changelog.manifest import Header, render_header
 from walmere.changelog.search import ManifestSearch
 from walmere.changelog.upload import Uploader
@@ -78,7 +79,7 @@ _SLOT_IN_USE: Final = 2.0
 """The longest pause, if another walsender has the slot: that of a lost machine is ended by the server at some point."""
 UNCONFIRMED_BYTES: Final = 16 << 20
 """With a store: WAL without changes is confirmed when there is this much of it, the size of a WAL segment."""
-AT_REST: Final = 60.0
+AT_REST: Final = 15.0
 """With a store: and when the source has not written WAL for so many seconds."""
 START_AGAIN: Final = "run `walmere drop`, then start the subscription again"
 _CANCEL_TIMEOUT: Final = 2.0
@@ -214,7 +215,7 @@ class Receiver:
             moved = writer.durable > self.progress.durable
             request_reply = silent >= self._config.source.timeout / 2 and not reply_pending
             if is_due or request_reply or (moved and now - sent >= FEEDBACK_INTERVAL):
-                self._confirm(stream, writer, assembly, reply=request_reply)
+                self._confirm(stream, writer, assembly, reply=request_reply, all_fed=not frames)
                 sent, reply_pending = now, reply_pending or request_reply
             if ending:
                 return
@@ -245,23 +246,25 @@ class Receiver:
         else:
             stream.wait(0.25)
 
-    def _confirm(self, stream: Stream, writer: Writer, assembly: Assembly, *, reply: bool) -> None:
+    def _confirm(self, stream: Stream, writer: Writer, assembly: Assembly, *, reply: bool, all_fed: bool) -> None:
         """Send a status update. The durable position is read first, so that nothing later is confirmed."""
         durable = writer.durable
         received = max(assembly.position, stream.keepalive_lsn, durable)
         applied = self._applied() or INVALID_LSN
         stream.confirm(received, durable, applied, reply=reply)
         self.progress = ReceiverProgress(received, durable, applied)
-        self._write_progress()
+        self._write_progress(settled=all_fed and writer.settled)
 
     def _applied(self) -> Lsn | None:
         """What every sink has applied; None if there is no sink."""
         return self._positions.applied() if self._cache is None else self._shared.applied()
 
-    def _write_progress(self) -> None:
+    def _write_progress(self, *, settled: bool) -> None:
         path = self._config.subscription.directory / paths.RECEIVER
         temporary = path.with_suffix(".tmp")
         state = {"pid": os.getpid(), "received_lsn": str(self.progress.received), "time": time.time()}
+        if settled and self._cache is not None:  # with a store, not every position is recorded
+            state["nothing_until"] = str(self.progress.received)
         temporary.write_text(json.dumps(state))
         temporary.rename(path)
 
@@ -351,7 +354,10 @@ class _Session:
         source = self._config.source
         if cache is not None:
             probe(cache.store)
-            cache.fill()
+            if not cache.fill() and cache.local_only:
+                _log.warning("moving the change log in %s to %s", directory, cache.store.url)
+                import_log(cache.store, directory, self._config.subscription.upload_bytes)
+                cache.fill()
         header = header_of(directory)
         with translate_errors(source, "preparing to receive"):
             system = identify_system(self._replication)

@@ -201,7 +201,9 @@ class SharedState:
         """Raise TakenOver if another driver has raised the epoch. Reads it only if it was last known before that."""
         with self._lock:
             if self._generation is not None and time.monotonic() - self._known_at >= older_than:
-                self._etag = self._read_own()
+                found = self.store.head(state_name(self._generation))
+                if found is None or found.etag != self._etag:
+                    self._etag = self._read_own()
                 self._known_at = time.monotonic()
 
     def _collect(self) -> StateContent:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -60,6 +60,7 @@ class _Log:
     """What was read from the change log."""
 
     end: Lsn | None = None
+    reached: Lsn | None = None  # the log has everything before it; with a store, it may be after the log's end
     last_commit_time: int | None = None
     missing: dict[str, Missing] = field(default_factory=dict)
     error: str | None = None
@@ -89,7 +90,7 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
         "applied_lsn": _text(applied),
         "lag_bytes": _bytes(source.wal, log.end if applied is None else applied),
         "lag_seconds": _lag_seconds(source, log, receiving=receiver["running"] and receiver["lag_bytes"] == 0),
-        "caught_up": not behind and source.wal is not None and log.end is not None and log.end >= source.wal,
+        "caught_up": not behind and source.wal is not None and log.reached is not None and log.reached >= source.wal,
         "behind": behind,
         "receiver": receiver,
         "tables": [
@@ -154,8 +155,10 @@ def _read_log(config: Config, source: _Source) -> tuple[_Log, list[TableState]]:
     found = _Log()
     if not (config.changelog / manifest.NAME).exists():
         return found, _tables(config, source)
+    reported = _reported(config, "nothing_until")  # first: what was committed before it is in the log by now
     with ManifestSearch(config.changelog) as log:
         found.end = log.end_lsn
+        found.reached = max(found.end, reported or found.end)
         found.last_commit_time = log.last_commit_time
         tables = _tables(config, source)
         try:
@@ -188,7 +191,7 @@ def _lag_seconds(source: _Source, log: _Log, *, receiving: bool) -> float | None
     known = [commit_time for commit_time in times if commit_time is not None]
     if known:  # commits that were not received are newer
         return _age(min(known), source)
-    if times or not (receiving or (source.wal is not None and log.end is not None and log.end >= source.wal)):
+    if times or not (receiving or (source.wal is not None and log.reached is not None and log.reached >= source.wal)):
         return None
     return 0.0
 
@@ -286,19 +289,15 @@ def _slot(found: Slot | None) -> dict[str, Any] | None:
 
 def _received(config: Config, durable: Lsn | None) -> Lsn | None:
     """The position that a running receiver has reported, or the end of the log if that is later."""
-    reported: Lsn | None = None
-    try:
-        state = json.loads((config.subscription.directory / paths.RECEIVER).read_text())
-        reported = Lsn.parse(state["received_lsn"])
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # missing, or half written: not fsynced
-        pass
+    reported = _reported(config, "received_lsn")
     return max((lsn for lsn in (reported, durable) if lsn is not None), default=None)
+
+
+def _reported(config: Config, key: str) -> Lsn | None:
+    """An LSN in the receiver's own file."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # missing, or half written: not fsynced
+        return Lsn.parse(json.loads((config.subscription.directory / paths.RECEIVER).read_text())[key])
+    return None
 
 
 def _age(commit_time: int, source: _Source) -> float:
