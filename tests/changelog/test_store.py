@@ -417,7 +417,10 @@ def crash_at(proxy: S3Proxy, step: int, *, lost: bool) -> threading.Event:
 
 def write_all(store: ObjectStore, directory: Path, durable: list[Lsn]) -> None:
     """Write all of the stream, and let retention remove it; says what is durable, as it goes."""
-    writer, assembly = begin_stored_log(store, directory)
+    try:
+        writer, assembly = begin_stored_log(store, directory)
+    except TakenOver:
+        return  # it is a zombie before it has begun
     try:
         for frames in stream():
             assembly.feed(frames)
