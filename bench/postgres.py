@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,23 @@ class Bench:
             self.compare(self.subscriber.sql, "b", expected)
             return run
 
-        def copy() -> Run:
+        def pipes() -> Run:
             self.database.sql.execute("CHECKPOINT")
-            recreate(self.database.sql, "b", CREATE, "")
+            recreate(self.database.sql, "b", CREATE.replace("PRIMARY KEY", ""), "")
+            run = self.source.two_copies("b", self.database.dsn)
+            began = time.perf_counter()
+            self.database.sql.execute("ALTER TABLE b ADD PRIMARY KEY (id)")
+            run = replace(run, seconds=run.seconds + time.perf_counter() - began)
+            self.compare(self.database.sql, "b", expected)
+            return run
+
+        def copy(*, create_table: bool = False) -> Run:
+            self.database.sql.execute("CHECKPOINT")
             ours = self.ours("b")
+            if create_table:
+                ours.target += "\ncreate_tables = true"
+            else:
+                recreate(self.database.sql, "b", CREATE, "")
             run = ours.run("b", self.source.end())
             self.compare(self.database.sql, "b", expected)
             ours.remove()
@@ -111,7 +124,11 @@ class Bench:
             return run
 
         theirs(), copy()  # once without timing: the disk is still writing the new rows
-        self.report.ratio(f"copy of {rows:,} rows", bar, "native initial sync", theirs, copy, self.rounds)
+        name = f"copy of {rows:,} rows"
+        created = functools.partial(copy, create_table=True)
+        self.report.ratio(name, bar, "native initial sync", theirs, copy, self.rounds)
+        self.report.ratio(f"{name}, with create_tables", None, "native initial sync", theirs, created, self.rounds)
+        self.report.ratio(f"{name}, with create_tables", None, "psql | psql, twice", pipes, created, self.rounds)
         self.source.sql.execute("DROP PUBLICATION b; DROP TABLE b")
 
     def freshness(self, seconds: int) -> None:

@@ -75,23 +75,22 @@ class Source:
                 ]
             )
 
-    def two_copies(self, table: str) -> Run:
-        """Run two parallel `COPY … TO STDOUT` to /dev/null, half of the pages each."""
+    def two_copies(self, table: str, target: str | None = None) -> Run:
+        """Run two parallel `COPY … TO STDOUT`, half of the pages each, to /dev/null or into a target's table."""
         pages = int(self.value("SELECT pg_relation_size(%s::regclass) / 8192", table))
         halves = [(0, pages // 2), (pages // 2, pages + 1)]
+        psql = (str(self.server.bindir / "psql"), "-qX")
         began = time.perf_counter()
-        running = [
-            subprocess.Popen(
-                [
-                    *(self.server.bindir / "psql", "-qX", "-d", self.server.dsn(), "-c"),
-                    f"COPY (SELECT * FROM {table} WHERE ctid >= '({first},0)' AND ctid < '({last},0)') TO STDOUT",
-                ],
-                stdout=subprocess.DEVNULL,
-            )
-            for first, last in halves
-        ]
+        running = []
+        for first, last in halves:
+            query = f"COPY (SELECT * FROM {table} WHERE ctid >= '({first},0)' AND ctid < '({last},0)') TO STDOUT"
+            output = subprocess.DEVNULL if target is None else subprocess.PIPE
+            running.append(subprocess.Popen([*psql, "-d", self.server.dsn(), "-c", query], stdout=output))
+            if target is not None:
+                into = [*psql, "-d", target, "-c", f"COPY {table} FROM STDIN"]
+                running.append(subprocess.Popen(into, stdin=running[-1].stdout))
         codes = [process.wait() for process in running]
-        assert codes == [0, 0]
+        assert not any(codes)
         return Run(time.perf_counter() - began, 0, 0)
 
 
