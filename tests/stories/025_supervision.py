@@ -277,7 +277,7 @@ def test_what_can_be_refused_is_refused_before_spark_starts(database18: Database
     good = mirror.file.read_text()
     (tmp_path / "file").write_text("")
     for old, new, said in [
-        ('"local[2]"', f'"spark://127.0.0.1:{port}"', f"spark://127.0.0.1:{port} does not answer"),
+        ('"local[2]"', f'"spark://127.0.0.1:{port}"\nshared_directory = true', f"127.0.0.1:{port} does not answer"),
         ('directory = "subscription"', 'directory = "file"', f"{tmp_path / 'file'} is not a directory"),
         ('directory = "subscription"', 'directory = "file/s"', f"{tmp_path / 'file'} is not a directory"),
         ('directory = "subscription"', 'directory = "/proc/s"', "/proc"),

@@ -49,7 +49,9 @@ from walmere.sinks.base import LedgerWriter, Sink, full_or, is_lake
 from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.interpreters import register
+from walmere.spark.placement import Placement, parallelism
 from walmere.spark.reference_source import SOURCE, ReferenceSource, planned
+from walmere.spark.tasks import tagged
 from walmere.storage import read_error, reserve_error
 from walmere.subscription import skipping, state, target
 from walmere.subscription.pace import Pace
@@ -219,6 +221,7 @@ class Apply:
             raise self.error or from_spark(error) from None
 
     def _start(self, interval: float, until: Lsn | None) -> StreamingQuery:
+        self._placement = Placement(self._spark.sparkContext)
         checkpoint = self._directory / paths.CHECKPOINT
         if checkpoint.is_dir() and not checkpoint.is_symlink():
             shutil.rmtree(checkpoint)
@@ -228,7 +231,7 @@ class Apply:
         stream = (
             self._spark.readStream.format(SOURCE)
             .option("directory", str(self._directory))
-            .option("parallelism", self._spark.sparkContext.defaultParallelism)
+            .option("parallelism", parallelism(self._spark.sparkContext))
             .option("spread", self._sink.spreads)
             .option("transactional", self._sink.transactional)
             .option("two_phase", self._sink.two_phase)
@@ -320,11 +323,11 @@ class Apply:
             return _apply(work, sink, tries, driver)
 
         try:
-            work = planned(references)
-            results = context.parallelize(work, len(work)).flatMap(apply).collect()
+            with tagged(context, "apply"):
+                results = self._placement.items(planned(references)).flatMap(apply).collect()
         except Exception as error:
             # one line only: Spark applies a regular expression to the text that overflows on long texts
-            self._error = from_spark(error)
+            self._error = error if isinstance(error, WalmereError) else from_spark(error)
             raise self._error from None
         try:
             raise_first(each for each in results if isinstance(each, Failure))

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from walmere.apply.jobs import ApplyJob, Batch
     from walmere.subscription.batches import Batches
 
 SOURCE: Final = "walmere_apply"
@@ -29,7 +30,7 @@ Planned = TypeVar("Planned")
 
 
 class _Partition(InputPartition):
-    """The work of one task: pickled ApplyJobs, and in one of them the pickled Batch."""
+    """The work of one task: its key, then pickled ApplyJobs, and in one of them the pickled Batch."""
 
 
 class _References(DataSourceStreamReader):
@@ -60,7 +61,7 @@ class _References(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         tasks = self._planned(lambda batches: batches.together(batches.plan(end)))
-        return [_Partition([pickle.dumps(each) for each in some]) for some in tasks]
+        return [_Partition((_key(some), [pickle.dumps(each) for each in some])) for some in tasks]
 
     def _planned(self, plan: Callable[[Batches], Planned]) -> Planned:
         """Call the planner. Writes its error to a file for the launcher, because Spark would return only the text."""
@@ -79,7 +80,8 @@ class _References(DataSourceStreamReader):
             raise
 
     def read(self, partition: InputPartition) -> Iterator[tuple[bytes]]:
-        for reference in partition.value:
+        _, references = partition.value
+        for reference in references:
             yield (reference,)
 
 
@@ -97,8 +99,15 @@ class ReferenceSource(DataSource):
         return _References(dict(self.options))
 
 
-def planned(batch: DataFrame) -> list[list[bytes]]:
-    """What `partitions` has returned for a batch, without reading it."""
+def _key(work: Sequence[ApplyJob | Batch]) -> str:
+    """By which a task is placed: the table, and the part of its keys, of its largest job."""
+    first = work[0]  # the largest one: see `Batches.together`
+    part = getattr(first, "part", None)
+    return f"{getattr(first, 'oid', 0)} {part.number if part is not None else 0}"
+
+
+def planned(batch: DataFrame) -> list[tuple[str, list[bytes]]]:
+    """What `partitions` has returned for a batch, without reading it: the key and the references of each task."""
     partitions = batch._jdf.queryExecution().analyzed().rdd().partitions()
     found = (each.inputPartitions().head().pickedPartition() for each in partitions)
     return [pickle.loads(partition).value for partition in found]  # noqa: S301

@@ -21,7 +21,7 @@ from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
 
 from walmere.errors import ConfigError, NotConfigured, SparkEnded, SparkUnavailable
-from walmere.spark import interpreters
+from walmere.spark import interpreters, placement
 from walmere.spark.daemon import MODULE, NICE
 from walmere.subscription.receiver_process import how_it_ended
 
@@ -57,6 +57,7 @@ _SETTINGS: Final = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(64 << 20),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+    placement.SETTING: placement.WAIT,
 }
 
 
@@ -67,8 +68,9 @@ def session(name: str, master: str | None, settings: Mapping[str, str], log: Pat
     """
     require_java()
     given = _from_spark_submit()
+    if master is not None:
+        require_master(master)  # also if there is a session: it may be of another master
     master = master_of(master)
-    require_master(master)
     defaults = dict(_SETTINGS)
     if interpreters.is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no other machine connects to it

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import RDD, Accumulator
+from pyspark import RDD, Accumulator, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -18,6 +18,7 @@ from walmere.errors import WalmereError
 from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, Failures, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.interpreters import is_local
+from walmere.spark.placement import parallelism
 from walmere.spark.sealing import Secrets
 from walmere.spark.session import require_alive
 
@@ -28,6 +29,20 @@ _TREE_SIZE: Final = 64
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+@contextmanager
+def tagged(context: SparkContext, name: str) -> Iterator[str]:
+    """Jobs that are started in this block have a tag of their own."""
+    tag = f"walmere-{name}-{uuid.uuid4().hex}"
+    context.addJobTag(tag)
+    try:
+        yield tag
+    finally:
+        try:
+            context.removeJobTag(tag)
+        except (Py4JError, OSError):
+            require_alive(seconds=_POLL)
 
 
 class SparkTasks:
@@ -43,7 +58,7 @@ class SparkTasks:
     @property
     def parallelism(self) -> int:
         """How many tasks run at the same time."""
-        return int(self._context.defaultParallelism)
+        return parallelism(self._context)
 
     @property
     def remote(self) -> bool:
@@ -98,13 +113,15 @@ class SparkTasks:
         Tasks add their failures to the accumulator that is returned. The first of them is raised at the end.
         """
         failures: Accumulator[list[Failure]] = self._context.accumulator([], Failures())
-        tag = f"walmere-{self._name}-{uuid.uuid4().hex}"
         ended = threading.Event()
-        self._tags.add(tag)
-        self._context.addJobTag(tag)
-        threading.Thread(target=self._cancel_after_failure, args=(tag, failures, ended), daemon=True).start()
         try:
-            yield failures
+            with tagged(self._context, self._name) as tag:
+                self._tags.add(tag)
+                threading.Thread(target=self._cancel_after_failure, args=(tag, failures, ended), daemon=True).start()
+                try:
+                    yield failures
+                finally:
+                    self._tags.discard(tag)
         except (Py4JJavaError, PySparkException) as error:
             raise_first(failures.value)
             raise from_spark(error) from None
@@ -116,11 +133,6 @@ class SparkTasks:
             raise
         finally:
             ended.set()
-            self._tags.discard(tag)
-            try:
-                self._context.removeJobTag(tag)
-            except (Py4JError, OSError):
-                require_alive(seconds=_POLL)
         raise_first(failures.value)
 
     def cancel(self) -> None:

@@ -24,7 +24,7 @@ from walmere.subscription.pace import next_batch
 from walmere.subscription.tables import Tables
 
 MAX_BATCH_BYTES: Final = 64 << 20
-"""Bytes of the log in one batch, at most, divided over all tasks."""
+"""Bytes of the log in one batch, at most, divided over all tasks; or as many as the tasks of a large cluster need."""
 MAX_TRANSACTION_BYTES: Final = 16 << 20
 """The same, if one task applies it as a transaction: a backlog is applied while more of it is received."""
 MIN_TASK_BYTES: Final = 8 << 20
@@ -59,7 +59,8 @@ class Batches:
         `until`: the LSN at which the run ends.
         """
         self._transactional = transactional
-        self._max_bytes = MAX_TRANSACTION_BYTES if transactional else MAX_BATCH_BYTES
+        most = max(MAX_BATCH_BYTES, parallelism * MIN_TASK_BYTES)
+        self._max_bytes = MAX_TRANSACTION_BYTES if transactional else most
         self._spread = spread
         self._directory = directory
         self._parallelism = parallelism
