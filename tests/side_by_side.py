@@ -163,6 +163,10 @@ class SideBySide:
         """Our run, as `walmere run` makes it."""
         return launcher(configuration.load(self.file), self.file)
 
+    def tables(self) -> Tables:
+        """The states of our tables."""
+        return Tables(configuration.load(self.file).subscription.directory)
+
     # -- catching up
 
     def sync(self) -> None:
@@ -417,8 +421,8 @@ class SideBySide:
         return f"the native subscription: {states}\n{self._native_log()[-3000:]}"
 
     def _our_situation(self) -> str:
-        tables = Tables(configuration.load(self.file).subscription.directory)
-        return "\n".join(f"{each.name}: phase {each.phase}, applied {each.applied_lsn}" for each in tables)
+        shown = (f"{each.name}: phase {each.phase}, applied {each.applied_lsn}, {each.error}" for each in self.tables())
+        return "\n".join(shown)
 
     def _all_tables(self, source: bool) -> list[str]:
         names = self.native.rows(USER_TABLES)

@@ -30,6 +30,7 @@ from walmere.config import PostgresTarget
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
+from walmere.publisher.ddl import TableDdl
 from walmere.sinks.base import OVERWRITE, LakeSink, Sink, StagedFile
 from walmere.sinks.postgres import transaction as target_transaction
 from walmere.sinks.postgres.copying import Copy
@@ -297,7 +298,7 @@ class DatabaseWriter:
         names = [new if name == old else name for name in schema.names]
         columns = {name: f'"{name}" {pg_type(kind)}' for name, kind in zip(names, schema.types, strict=True)}
         columns[added] = f"\"{added}\" text DEFAULT '{value}'"
-        self.sink.alter(table, columns, {new: old})
+        self.sink.alter(table, TableDdl(added=columns), {new: old})
 
 
 class DatabaseSubjects:

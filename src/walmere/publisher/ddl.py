@@ -1,14 +1,14 @@
 """The DDL of a published table, from the source's catalogs, for a target that creates missing tables.
 
 Only published columns are created, with types, NOT NULL, identity, and defaults that do not use a sequence; then the
-primary key, or else the index of the replica identity. Enums and domains that the target lacks are created, too. A
-partitioned table becomes a plain one: its rows are published as those of one table.
+primary key, and the index of the replica identity. Enums, domains and composite types that the target lacks are
+created, too. A partitioned table becomes a plain one: its rows are published as those of one table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
@@ -36,18 +36,25 @@ FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = %s AND (i.indisprimary OR i.indisreplident) ORDER BY i.indisprimary DESC
 """
 _TYPES: Final = """
-WITH RECURSIVE used(oid) AS (
-    SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = %s AND a.attname = ANY(%s) AND NOT a.attisdropped
-    UNION SELECT unnest(ARRAY[t.typelem, t.typbasetype]) FROM used JOIN pg_type t ON t.oid = used.oid
-)
+WITH RECURSIVE used(oid, depth) AS (
+    SELECT a.atttypid, 0 FROM pg_attribute a WHERE a.attrelid = %s AND a.attname = ANY(%s) AND NOT a.attisdropped
+    UNION SELECT part, depth + 1 FROM used JOIN pg_type t ON t.oid = used.oid, LATERAL (
+        SELECT unnest(ARRAY[t.typelem, t.typbasetype])
+        UNION SELECT atttypid FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
+    ) AS of(part)
+    WHERE part <> 0
+), deepest AS (SELECT oid, max(depth) AS depth FROM used GROUP BY oid)
 SELECT n.nspname, t.typname, t.typtype::text,
     ARRAY(SELECT e.enumlabel::text FROM pg_enum e WHERE e.enumtypid = t.oid ORDER BY e.enumsortorder),
     format_type(t.typbasetype, t.typtypmod), t.typnotnull,
-    ARRAY(SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c WHERE c.contypid = t.oid AND c.contype = 'c')
-FROM used JOIN pg_type t ON t.oid = used.oid JOIN pg_namespace n ON n.oid = t.typnamespace
-WHERE t.typtype IN ('e', 'd') AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+    ARRAY(SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c WHERE c.contypid = t.oid AND c.contype = 'c'),
+    ARRAY(SELECT quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod) FROM pg_attribute a
+          WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)
+FROM deepest JOIN pg_type t ON t.oid = deepest.oid JOIN pg_namespace n ON n.oid = t.typnamespace
+WHERE (t.typtype IN ('e', 'd') OR EXISTS(SELECT FROM pg_class c WHERE c.oid = t.typrelid AND c.relkind = 'c'))
+AND n.nspname NOT IN ('pg_catalog', 'information_schema')
 AND NOT EXISTS(SELECT FROM pg_depend d WHERE d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e')
-ORDER BY t.typtype = 'd', t.oid
+ORDER BY deepest.depth DESC, t.oid
 """
 
 
@@ -55,6 +62,7 @@ ORDER BY t.typtype = 'd', t.oid
 class TableDdl:
     """How to create a table."""
 
+    types: tuple[str, ...] = ()  # create the types of its columns, if they do not exist
     create: tuple[str, ...] = ()
     after: tuple[str, ...] = ()  # when its rows are there
     added: dict[str, str] = field(default_factory=dict)  # by name, the definition of a column that is added later
@@ -78,34 +86,46 @@ def table_ddl(connection: Connection, table: Table) -> TableDdl:
         elif default is not None:
             plain += SQL(" DEFAULT ") + SQL(default)
         added[column] = plain.as_string(connection)
-    create = [SQL("CREATE SCHEMA IF NOT EXISTS {}").format(Identifier(table.schema))]
-    create += [_type(*row) for row in connection.execute(_TYPES, [table.oid, names])]
-    create.append(SQL("CREATE TABLE {} ({})").format(name, SQL(", ").join(definitions)))
+    types = [each for row in connection.execute(_TYPES, [table.oid, names]) for each in _type(row)]
+    create = [_schema(table.schema), SQL("CREATE TABLE {} ({})").format(name, SQL(", ").join(definitions))]
     after = _identity(connection, table, name)
     return TableDdl(
-        tuple(each.as_string(connection) for each in create), tuple(each.as_string(connection) for each in after), added
+        tuple(each.as_string(connection) for each in types),
+        tuple(each.as_string(connection) for each in create),
+        tuple(each.as_string(connection) for each in after),
+        added,
     )
 
 
-def _type(
-    schema: str, name: str, kind: str, labels: list[str], base: str, not_null: bool, checks: list[str]
-) -> Composed:
-    """Create an enum or a domain, if it does not exist."""
+def _type(row: tuple[Any, ...]) -> list[Composed]:
+    """Create an enum, a domain or a composite type, and its schema, if they do not exist."""
+    schema, name, kind, labels, base, not_null, checks, attributes = row
+    type_name = Identifier(schema, name)
     if kind == "e":
-        create = SQL("CREATE TYPE {} AS ENUM ({})").format(
-            Identifier(schema, name), SQL(", ").join(map(Literal, labels))
-        )
+        create = SQL("CREATE TYPE {} AS ENUM ({})").format(type_name, SQL(", ").join(map(Literal, labels)))
+    elif kind == "c":
+        create = SQL("CREATE TYPE {} AS ({})").format(type_name, SQL(", ").join(map(SQL, attributes)))
     else:
         more = SQL(" ").join([SQL("NOT NULL" if not_null else ""), *map(SQL, checks)])
-        create = SQL("CREATE DOMAIN {} AS {} {}").format(Identifier(schema, name), SQL(base), more)
-    block = SQL("BEGIN CREATE SCHEMA IF NOT EXISTS {}; {}; EXCEPTION WHEN duplicate_object THEN NULL; END").format(
-        Identifier(schema), create
-    )
+        create = SQL("CREATE DOMAIN {} AS {} {}").format(type_name, SQL(base), more)
+    found = SQL("pg_type JOIN pg_namespace n ON n.oid = typnamespace WHERE nspname = {} AND typname = {}")
+    return [_schema(schema), _unless(found.format(Literal(schema), Literal(name)), create)]
+
+
+def _schema(name: str) -> Composed:
+    """Create a schema, if it does not exist. IF NOT EXISTS needs the privilege to create one, even if it exists."""
+    found = SQL("pg_namespace WHERE nspname = {}").format(Literal(name))
+    return _unless(found, SQL("CREATE SCHEMA {}").format(Identifier(name)))
+
+
+def _unless(found: Composed, create: Composed) -> Composed:
+    """Run a statement if a query of the catalogs finds nothing."""
+    block = SQL("BEGIN IF NOT EXISTS (SELECT FROM {}) THEN {}; END IF; END").format(found, create)
     return SQL("DO {}").format(Literal(block.as_string(None)))
 
 
 def _identity(connection: Connection, table: Table, name: Identifier) -> list[Composed]:
-    """The primary key, or else the index of the replica identity, if all its columns are published."""
+    """The primary key and the index of the replica identity, each if all its columns are published."""
     statements: list[Composed] = []
     published = {column.name for column in table.columns}
     for primary, index, columns in connection.execute(_INDEX, [table.oid]):
@@ -119,7 +139,6 @@ def _identity(connection: Connection, table: Table, name: Identifier) -> list[Co
             statements.append(SQL("CREATE UNIQUE INDEX {} ON {} ({})").format(Identifier(index), name, listed))
             use = SQL("ALTER TABLE {} REPLICA IDENTITY USING INDEX {}")
             statements.append(use.format(name, Identifier(index)))
-        break
     if table.replica_identity is ReplicaIdentity.FULL:
         statements.append(SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
     return statements

@@ -299,7 +299,7 @@ class TableSync:
             # before the filenodes, so that a rewrite after it is noticed
             missing = table.missing_values(connection, oid)
             described, types = look(connection, self._source, oid, self._gather)
-            added = None if is_lake(self._sink) else table_ddl(connection, described).added
+            statements = TableDdl() if is_lake(self._sink) else table_ddl(connection, described)
         self._tables.add_types(types)
         now = self._definition(described)
         evolution = None if missing is None else in_place(had, now, missing, self._tables.types)
@@ -313,7 +313,7 @@ class TableSync:
             assert isinstance(self._sink, PostgresSink)
             moved = zip(evolution.schema.names, evolution.values, strict=True)
             renamed = {name: was for name, was in moved if isinstance(was, str) and was != name}
-            version = self._sink.alter(known.table, added or {}, renamed)
+            version = self._sink.alter(known.table, statements, renamed)
         self._tables.change({oid: lambda its: state.evolved(its, now, version)})
 
     def _copy(self, known: TableState) -> None:

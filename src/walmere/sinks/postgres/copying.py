@@ -43,6 +43,10 @@ class Creation(Protocol):
     """How a table is created: its statements, from the source's catalogs."""
 
     @property
+    def types(self) -> tuple[str, ...]:
+        """The statements that create the types of its columns, if they do not exist."""
+
+    @property
     def create(self) -> tuple[str, ...]:
         """The statements that create it."""
 
@@ -230,18 +234,22 @@ def begin(
 def _create(
     connection: Connection, relation: TargetRelation | None, names: Sequence[str], definition: Creation
 ) -> None:
+    # two that create the same schema or type at once would fail in the catalogs
+    connection.execute("SELECT pg_advisory_xact_lock(hashtext('walmere'), hashtext('create_tables'))")
     if relation is None:
-        for statement in definition.create:
+        for statement in (*definition.types, *definition.create):
             connection.execute(statement.encode())
         return
+    add_columns(connection, relation, [name for name in names if name not in relation.columns], definition)
+
+
+def add_columns(connection: Connection, relation: TargetRelation, names: Sequence[str], definition: Creation) -> None:
+    """Add columns to a table, and their types."""
+    for statement in definition.types if names else ():
+        connection.execute(statement.encode())
     for name in names:
-        if name not in relation.columns:
-            add_column(connection, relation, definition.added[name])
-
-
-def add_column(connection: Connection, relation: TargetRelation, column: str) -> None:
-    """Add a column, by its definition in SQL."""
-    connection.execute(SQL("ALTER TABLE {} ADD COLUMN {}").format(relation.sql, SQL(column)))
+        column = SQL(definition.added[name])
+        connection.execute(SQL("ALTER TABLE {} ADD COLUMN {}").format(relation.sql, column))
 
 
 def undo(connection: Connection, state: State, table: TableName, copy: str) -> None:

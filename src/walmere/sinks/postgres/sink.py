@@ -208,12 +208,13 @@ class PostgresSink:
         """Store the LSNs of the tables, and commit. Returns their versions."""
         return transaction.commit(begun, end_lsn, commit_time)
 
-    def alter(self, table: TableName, columns: Mapping[str, str], renamed: Mapping[str, str]) -> int:
-        """Make sure that a table has these columns, each with its definition in SQL.
+    def alter(self, table: TableName, definition: Creation, renamed: Mapping[str, str]) -> int:
+        """Make sure that a table has the columns of a definition.
 
         `renamed`: old names by new ones.
         """
         doing = f"altering the target's table {table}"
+        columns = definition.added
         with self.connection(doing) as connection:
             relation = read_relations(connection, [table]).get(table)
             if relation is None:
@@ -221,13 +222,13 @@ class PostgresSink:
             missing = [name for name in columns if name not in relation.columns]
             if missing and not self.create_tables:
                 raise missing_columns(table, missing, doing, columns, renamed)
+            moved = {name: old for name in missing if (old := renamed.get(name)) in relation.columns}
+            moved = {name: old for name, old in moved.items() if old not in columns}
             with connection.transaction():
-                for name in missing:
-                    if (old := renamed.get(name)) in relation.columns and old not in columns:
-                        rename = SQL("ALTER TABLE {} RENAME COLUMN {} TO {}")
-                        connection.execute(rename.format(relation.sql, Identifier(old or ""), Identifier(name)))
-                    else:
-                        copying.add_column(connection, relation, columns[name])
+                for name, old in moved.items():
+                    rename = SQL("ALTER TABLE {} RENAME COLUMN {} TO {}")
+                    connection.execute(rename.format(relation.sql, Identifier(old or ""), Identifier(name)))
+                copying.add_columns(connection, relation, [name for name in missing if name not in moved], definition)
             stored = self.state.read(connection, [table]).get(table)
         return 0 if stored is None else stored.version
 
