@@ -16,10 +16,11 @@ from sinks.histories import SCHEMA, Change, Row, delete, insert, row, same_rows,
 from sinks.subjects import BY_ID, DatabaseWriter, text_changes
 from walmere.apply.fold_rows import fold_rows
 from walmere.config import PostgresTarget
-from walmere.errors import ColumnMissing, Conflict, SinkMismatch, SinkRefused
+from walmere.errors import ColumnMissing, Conflict, SinkMismatch, SinkRefused, WalmereError
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
+from walmere.publisher.ddl import TableDdl
 from walmere.sinks.postgres import statements
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.testing.server import Server
@@ -289,8 +290,8 @@ def test_rows_are_found_by_the_index_however_many_change(database: Database, sin
         for changes in (updates, deletes):
             net = fold_rows(changes.changes, BY_ID)
             [statement] = statements.changes_of(transaction.relations[TABLE], net)
-            for by_index, expected in ((True, "Index Scan"), (False, "Seq Scan")):
-                transaction.connection.execute(statements.plans(by_index=by_index))
+            for to_index, expected in ((True, "Index Scan"), (False, "Seq Scan")):
+                transaction.connection.execute(statements.restrict_plans(to_index=to_index))
                 explain = psycopg.sql.SQL("EXPLAIN ") + statement.query
                 lines = transaction.connection.execute(explain, statement.parameters).fetchall()
                 assert any(expected in line and " t " in line for (line,) in lines), lines
@@ -360,3 +361,111 @@ def test_drop_removes_unfinished_copies(database: Database, sink: PostgresSink, 
         other.drop()
     assert not database.rows("SELECT FROM pg_namespace WHERE nspname = 'walmere'")
     database.execute("DROP TABLE u")
+
+
+def test_a_truncate_followed_by_a_row_that_is_refused_is_not_undone(database: Database, sink: PostgresSink) -> None:
+    """What came before the TRUNCATE is not applied again, row by row, after it."""
+    database.execute("ALTER TABLE t ADD CHECK (count < 10)")
+    sink = sink_of(database, on_conflict="skip")
+    begin(sink, row(9))
+    do(sink, insert(1), update(9, count=1), Change("T"), insert(2), insert(3, count=10))
+    assert same_rows(found(database), [row(2)])
+    assert [(conflict, key) for conflict, key, _ in conflicts(database)] == [("insert_exists", '{"id" : "3"}')]
+
+
+def test_settings_of_the_planner_hold_only_for_the_statements_that_need_them(
+    database: Database, sink: PostgresSink
+) -> None:
+    begin(sink, row(1))
+    with sink.transaction([TABLE]) as transaction:
+        net = fold_rows(text_changes([update(1, count=1)], SCHEMA).changes, BY_ID)
+        assert transaction.apply_set(TABLE, net)
+        names = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan")
+        settings = ", ".join(f"current_setting('{name}')" for name in names)
+        assert transaction.connection.execute(f"SELECT {settings}".encode()).fetchall() == [("on",) * 3]
+
+
+def test_an_index_of_another_collation_is_not_relied_on(database: Database) -> None:
+    database.execute(
+        'CREATE TABLE t (part text, id int8, count int, note text COLLATE "C" NOT NULL, tags text[])',
+        'CREATE UNIQUE INDEX ON t (note COLLATE "POSIX")',
+    )
+    sink = sink_of(database)
+    begin(sink, row(1, note="a"))
+    by_note = Identity("i", ("note",))
+    with sink.transaction([TABLE]) as transaction:
+        net = fold_rows(text_changes([Change("D", None, row(1, note="a"), ord("K"))], SCHEMA).changes, by_note)
+        [statement] = statements.changes_of(transaction.relations[TABLE], net)
+        assert not statement.by_index
+        assert transaction.apply_set(TABLE, net)
+    clean(database)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("numeric(9,2)", "5"), ("char(10)", "ab"), ("timestamp(0)", "2026-01-01 00:00:00.6")]
+)
+def test_a_row_is_found_by_values_that_the_target_has_rounded_or_padded(
+    database: Database, kind: str, value: str
+) -> None:
+    database.execute(f"CREATE TABLE t (id int8, v {kind})")
+    schema, whole = pa.schema([("id", pa.int64()), ("v", pa.string())]), Identity("f", ())
+    writer = DatabaseWriter(sink_of(database))
+    copy = writer.begin_copy(TABLE, schema)
+    copy.range(0, [(1, value), (2, value)])
+    copy.commit(100)
+    writer.apply(TABLE, [Change("D", None, (1, value), ord("O"))], 200, whole, schema)
+    assert [key for key, _ in database.rows("SELECT * FROM t")] == [2]
+    assert not conflicts(database)
+    clean(database)
+
+
+def test_no_value_of_a_row_is_shown(database: Database) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+    for kind, value, identity in (("smallint", "4111111", BY_ID), ("text UNIQUE", "secret", Identity("f", ()))):
+        key = "PRIMARY KEY" if identity.keyed else ""
+        database.execute(f"CREATE TABLE t (id int8 {key}, v {kind})")
+        writer = DatabaseWriter(sink_of(database))
+        copy = writer.begin_copy(TABLE, schema)
+        copy.range(0, [(1, "1" if identity.keyed else value)])
+        copy.commit(100)
+        with pytest.raises(WalmereError) as caught:
+            writer.apply(TABLE, [Change("I", (2, value))], 200, identity, schema)
+        assert value not in str(caught.value)
+        if not identity.keyed:
+            assert not [line for line in conflicts(database) if value in str(line)]
+        clean(database)
+
+
+def test_a_table_that_was_created_for_a_copy_that_failed_gets_its_key_from_the_next(database: Database) -> None:
+    ddl = TableDdl(
+        create=("CREATE TABLE public.t (id int8 NOT NULL)",),
+        after=("ALTER TABLE public.t ADD PRIMARY KEY (id)",),
+        added={"id": "id int8"},
+    )
+    sink = sink_of(database, create_tables=True)
+    sink.begin_copy(TABLE, ["id"], ddl)  # it is killed
+    sink.begin_copy(TABLE, ["id"], ddl).finish(Lsn(100))
+    assert database.rows("SELECT FROM pg_index WHERE indrelid = 't'::regclass AND indisprimary")
+    clean(database)
+    sink.begin_copy(TABLE, ["id"], ddl).abandon()
+    assert database.rows("SELECT to_regclass('t')") == [(None,)]
+    clean(database)
+
+
+def test_a_staged_copy_of_a_table_without_published_columns(database: Database) -> None:
+    database.execute("CREATE TABLE t (mine int)", "INSERT INTO t VALUES (1)")
+    copy = sink_of(database).begin_copy(TABLE, [])
+    copy.copy_range("0", [b"\n"])
+    copy.finish(Lsn(100))
+    assert database.rows("SELECT mine FROM t ORDER BY mine") == [(1,), (None,)]
+    clean(database)
+
+
+def test_drop_leaves_a_subscription_whose_name_begins_with_its_own(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1))
+    database.execute("SELECT pg_replication_origin_create('walmere_test_copy_of_another')")
+    sink.drop()
+    assert database.rows("SELECT roname FROM pg_replication_origin WHERE starts_with(roname, 'walmere_test')") == [
+        ("walmere_test_copy_of_another",)
+    ]
+    database.execute("SELECT pg_replication_origin_drop('walmere_test_copy_of_another')")

@@ -82,9 +82,12 @@ class TextChanges:
     sequence: NDArray[np.uint64]
     truncations: tuple[Truncation, ...] = ()
 
-    def after_truncation(self) -> Changes:
+    def after_truncation(self) -> TextChanges:
         """The changes after the last TRUNCATE, or all."""
-        return self.changes.take(np.flatnonzero(self._later())) if self.truncations else self.changes
+        if not self.truncations:
+            return self
+        later = np.flatnonzero(self._later())
+        return TextChanges(self.changes.take(later), self.commit_lsn[later], self.sequence[later])
 
     def rows_without_columns(self) -> int | None:
         """How many rows a table without columns gets after its last TRUNCATE; None if it has columns.

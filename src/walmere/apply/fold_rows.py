@@ -34,15 +34,20 @@ def fold_rows(changes: Changes, identity: Identity) -> RowNet:
         return RowNet(nothing, None, schema.empty_table(), nothing, (None,) * len(schema), changes.new)
     if identity.keyed:
         return _keyed(KeyedChanges(changes, identity, truncate=False))
-    if identity.multiset:
-        net = multiset(changes, identity, truncate=False)
-        updates = schema.empty_table(), key.empty_table()
-        return RowNet(net.deletes, net.counts, *updates, (None,) * len(schema), net.appends)
-    raise NotMirrored(
-        "folding a batch of changes",
-        "there is an UPDATE or DELETE of a table without a replica identity",
-        "give the table a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
-    )
+    require_identity(changes, identity)
+    net = multiset(changes, identity, truncate=False)
+    updates = schema.empty_table(), key.empty_table()
+    return RowNet(net.deletes, net.counts, *updates, (None,) * len(schema), net.appends)
+
+
+def require_identity(changes: Changes, identity: Identity) -> None:
+    """Raise NotMirrored for an UPDATE or DELETE whose row cannot be found."""
+    if not (identity.keyed or identity.multiset or (changes.kind == INSERT).all()):
+        raise NotMirrored(
+            "applying changes to the target",
+            "there is an UPDATE or DELETE of a table without a replica identity",
+            "give the table a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+        )
 
 
 def _keyed(keyed: KeyedChanges) -> RowNet:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from walmere.apply.decode import TextChanges, Truncation, decode_text, next_span
 from walmere.apply.fold import Changes
-from walmere.apply.fold_rows import fold_rows
+from walmere.apply.fold_rows import fold_rows, require_identity
 from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.standing import compare
 from walmere.apply.worker import Applied, Stopped
@@ -133,6 +133,8 @@ def _apply_jobs(
             transaction.reached[each.table] = each.end
         if gid is not None:
             prepared.forget(transaction.connection, transaction.state, gid)
+            if not transaction.reached:  # it has changed no table that is mirrored
+                transaction.execute("COMMIT")
         versions = sink.commit_transaction(transaction, batch.end_lsn, _time(batch))
     names = {job.oid: job.shape.table for job in jobs}
     seconds = time.monotonic() - began
@@ -176,6 +178,7 @@ def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tu
         changes = decode_text(job.blocks, span, reached, skip)
         end = span.end or job.end_lsn
         if changes is not None:
+            require_identity(changes.changes, span.identity)
             result = replace(result, changes=result.changes + len(changes.changes) + len(changes.truncations))
             found.append(TableChanges(table, span.identity, changes, end))
         if span.end is None:
@@ -208,9 +211,10 @@ def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) 
         if (count := each.changes.rows_without_columns()) is not None:
             transaction.insert_defaults(each.table, count)
             continue
-        net = fold_rows(each.changes.after_truncation(), each.identity)
+        later = each.changes.after_truncation()  # the TRUNCATE is done
+        net = fold_rows(later.changes, each.identity)
         if not transaction.apply_set(each.table, net):
-            one_by_one.append(each)
+            one_by_one.append(replace(each, changes=later))
     truncates = [
         TruncateRows(statements[event], event.commit_lsn, event.sequence)
         for event, some in events

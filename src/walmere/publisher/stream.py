@@ -91,6 +91,7 @@ class Stream:
         get, consume, append = self._pgconn.get_copy_data, self._pgconn.consume_input, frames.append
         total = 0
         looked = False
+        collects = gc.isenabled()
         gc.disable()  # thousands of new objects, none in a cycle: looking for garbage would take half of the time
         try:
             while total < limit:
@@ -115,7 +116,8 @@ class Stream:
             with translate_errors(self._source, f"reading from replication slot {self._source.slot}"):
                 raise error
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
         return total, False
 
     def wait(self, seconds: float) -> bool:

@@ -241,7 +241,7 @@ class Launcher:
                 if self._upkeep is not None and until is None:
                     self._upkeep.poll(self.apply.sink, upkeep)
             elif time.monotonic() >= self._start_at and self._has_something_to_apply(end, copies):
-                self._query = self._start(until)
+                self._query = self._start(until, end)
             self._on_poll()
             time.sleep(_POLL)
 
@@ -371,11 +371,11 @@ class Launcher:
         disconnected = isinstance(error, OSError) or type(error).__module__.startswith("py4j")
         self._require_spark(_JVM_EXIT_TIMEOUT if disconnected else 0.0)
 
-    def _start(self, until: Lsn | None) -> Query | None:
-        """Start the query. Returns None if the start has to be retried."""
+    def _start(self, until: Lsn | None, end: Lsn | None) -> Query | None:
+        """Start the query, in a run that ends at `end`. Returns None if the start has to be retried."""
         self._applied_at_start = self.apply.applied
         try:
-            query: Query = self.apply.start(self.apply.sink.batch_interval if until is None else 0.0, until)
+            query: Query = self.apply.start(self.apply.sink.batch_interval if until is None else 0.0, end)
         except Exception as error:  # Spark starts Python processes here, which can fail
             self._retry_or_raise(error, until)
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,4 +103,4 @@ def _without_values(error: psycopg.Error) -> str:
     """The server's message without its detail and context, which show rows; and without a value that is not valid."""
     text = " ".join((error.diag.message_primary or str(error)).split())
     invalid = error.sqlstate is not None and error.sqlstate.startswith("22")
-    return text.partition(': "')[0] if invalid else text
+    return re.sub(r'"[^"]*"', '"…"', text.partition(': "')[0]) if invalid else text

@@ -32,7 +32,7 @@ from walmere.sinks.postgres.relation import TargetRelation, missing_table, read_
 from walmere.sinks.postgres.state import State
 from walmere.sinks.postgres.statements import copy_into
 
-_DIRECT, _STAGED = "direct", "staged"
+_CREATED, _DIRECT, _STAGED = "created", "direct", "staged"
 _ORIGINS: Final = 16
 """Tasks that copy at the same time have an origin each, because an origin can be used by one session."""
 _ORIGIN_WAIT: Final = 600.0
@@ -69,13 +69,15 @@ class Copy:
     names: tuple[str, ...]  # of the columns
     number: str
     direct: bool
+    created: bool = False  # the table was created for this copy, or for one that has failed
     after: tuple[str, ...] = ()  # statements after the rows are copied
     use_origin: bool = False
 
     @property
     def stored(self) -> str:
         """As `tables.copy` has it."""
-        return f"{_DIRECT if self.direct else _STAGED}:{self.number}"
+        kind = _STAGED if not self.direct else _CREATED if self.created else _DIRECT
+        return f"{kind}:{self.number}"
 
     @property
     def into(self) -> Composable:
@@ -117,15 +119,20 @@ class Copy:
                 relation = read_relations(connection, [self.table])[self.table]
                 if copied_before:
                     self._remove_old_rows(connection, relation)
-                names = SQL(", ").join(map(Identifier, self.names))
-                query = "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}"
-                connection.execute(SQL(query).format(relation.sql, names, names, self.into))
+                self._insert_staged(connection, relation)
                 connection.execute(SQL("DROP TABLE {}").format(self.into))
             for statement in self.after:
                 connection.execute(statement.encode())
             versions = self.state.advance(connection, [(self.table, lsn)])
             self._end(connection)
         return versions[self.table]
+
+    def _insert_staged(self, connection: Connection, relation: TargetRelation) -> None:
+        names = SQL(", ").join(map(Identifier, self.names))
+        query = SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}")
+        if not self.names:  # no column is published
+            query = SQL("INSERT INTO {} {} SELECT {} FROM {}")
+        connection.execute(query.format(relation.sql, names, names, self.into))
 
     def _remove_old_rows(self, connection: Connection, relation: TargetRelation) -> None:
         """Remove the rows of an earlier copy. If the target has columns of its own, rows are updated in place."""
@@ -157,6 +164,8 @@ class Copy:
         ):
             self._require_current(connection, "removing the rows of a failed copy", "FOR UPDATE")
             undo(connection, self.state, self.table, self.stored)
+            if self.created:
+                _drop_if_empty(connection, self.table)
             self._end(connection)
 
     def _require_current(self, connection: Connection, doing: str, lock: str) -> bool:
@@ -198,7 +207,7 @@ def begin(
             state.put(connection, table, owner)
             stored = state.read(connection, [table], "FOR UPDATE OF t")[table]
             relation = read_relations(connection, [table]).get(table)
-            created = relation is None and definition is not None
+            created = definition is not None and (relation is None or (stored.copy or "").startswith(_CREATED))
             if definition is not None:
                 _create(connection, relation, names, definition)
                 relation = read_relations(connection, [table]).get(table)
@@ -217,6 +226,7 @@ def begin(
                 tuple(names),
                 secrets.token_hex(8),
                 direct,
+                created,
                 definition.after if created and definition is not None else (),
                 use_origin,
             )
@@ -256,7 +266,7 @@ def undo(connection: Connection, state: State, table: TableName, copy: str) -> N
     """Remove what an unfinished copy has written."""
     kind, _, number = copy.partition(":")
     relation = read_relations(connection, [table]).get(table)
-    if kind == _DIRECT and relation is not None:
+    if kind in (_CREATED, _DIRECT) and relation is not None:
         _remove_copied(connection, state, relation, number)
     elif kind == _STAGED:
         connection.execute(SQL("DROP TABLE IF EXISTS {}").format(_staging(state, number)))
@@ -276,6 +286,16 @@ def _remove_copied(connection: Connection, state: State, relation: TargetRelatio
         connection.execute(SQL("DELETE FROM {} WHERE xmin = ANY($1::text[]::xid[])").format(relation.only), [row[0]])
     else:
         empty(connection, relation)
+
+
+def _drop_if_empty(connection: Connection, table: TableName) -> None:
+    """Drop a table that was created for a copy, unless others have written rows to it."""
+    if (relation := read_relations(connection, [table]).get(table)) is None:
+        return
+    connection.execute(SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(relation.only))
+    [(has_rows,)] = connection.execute(SQL("SELECT EXISTS(SELECT FROM {})").format(relation.only)).fetchall()
+    if not has_rows:
+        connection.execute(SQL("DROP TABLE {}").format(relation.sql))
 
 
 def empty(connection: Connection, relation: TargetRelation) -> None:

@@ -18,6 +18,8 @@ from walmere.sinks.postgres.connect import Connection
 
 _WAIT: Final = 30.0
 """Seconds to wait for another session that uses the origin."""
+_OURS: Final = "roname = $1 OR (starts_with(roname, $1) AND substr(roname, length($1) + 1) ~ '^_copy_[0-9]+$')"
+"""The condition for the origins of a subscription, whose name may be the beginning of another one's."""
 _FUNCTIONS: Final = (
     "pg_replication_origin_create(text)",
     "pg_replication_origin_drop(text)",
@@ -51,7 +53,8 @@ def set_up(connection: Connection, subscription: str) -> None:
         except pg.ObjectInUse as error:
             if time.monotonic() > deadline:
                 doing = f"using the replication origin {name} of the target"
-                raise SinkUnavailable(doing, " ".join(str(error).split())) from None
+                hint = "Walmere retries; SELECT * FROM pg_replication_origin_status shows the progress of each origin"
+                raise SinkUnavailable(doing, " ".join(str(error).split()), hint) from None
         time.sleep(0.05)
 
 
@@ -74,17 +77,17 @@ def reset(connection: Connection) -> None:
 
 
 def ours(connection: Connection, subscription: str) -> list[int] | None:
-    """The numbers of our origins, to tell who has written a row last; None: the server does not track it."""
+    """The numbers of our origins, which show who has written a row last; None: the server does not track it."""
     [row] = connection.execute("SELECT current_setting('track_commit_timestamp')::bool").fetchall()
     if not row[0]:
         return None
-    query = "SELECT roident::int FROM pg_replication_origin WHERE roname = $1 OR starts_with(roname, $1 || '_copy_')"
+    query = f"SELECT roident::int FROM pg_replication_origin WHERE {_OURS}"  # noqa: S608
     return [number for (number,) in connection.execute(query, [name_of(subscription)]).fetchall()]
 
 
 def drop(connection: Connection, subscription: str) -> list[str]:
     """Drop the origins of a subscription: its own, and those of its copies. Returns their names."""
-    query = "SELECT roname FROM pg_replication_origin WHERE roname = $1 OR starts_with(roname, $1 || '_copy_')"
+    query = f"SELECT roname FROM pg_replication_origin WHERE {_OURS}"  # noqa: S608
     names = [name for (name,) in connection.execute(query, [name_of(subscription)]).fetchall()]
     for name in names:
         connection.execute("SELECT pg_replication_origin_drop($1)", [name])

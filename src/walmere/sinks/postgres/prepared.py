@@ -73,7 +73,10 @@ def finish(connection: Connection, gid: str, *, commit: bool) -> None:
 
 def roll_back_all(connection: Connection, state: State) -> list[str]:
     """Roll back what the subscription has prepared and not committed. Returns the names."""
-    query = "SELECT gid FROM pg_prepared_xacts WHERE starts_with(gid, $1) AND database = current_database()"
+    query = (
+        "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        " AND starts_with(gid, $1) AND substr(gid, length($1) + 1) ~ '^[0-9a-f]{32}$'"
+    )
     names = [gid for (gid,) in connection.execute(query, [f"walmere_{state.subscription}_"]).fetchall()]
     for gid in names:
         finish(connection, gid, commit=False)

@@ -51,11 +51,15 @@ LATERAL (
     FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 ) columns,
 LATERAL (
-    SELECT json_agg(json_build_array(i.indisprimary, i.indexrelid::regclass::text, (
-        SELECT json_agg(a.attname ORDER BY k.place) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, place)
+    SELECT json_agg(json_build_array(i.indisprimary, of_index.same_collations, of_index.columns)
+        ORDER BY i.indisprimary DESC, i.indexrelid) AS found
+    FROM pg_index i,
+    LATERAL (
+        SELECT json_agg(a.attname ORDER BY k.place) AS columns,
+            bool_and(k.collid = a.attcollation) AS same_collations
+        FROM unnest(i.indkey::int2[], i.indcollation::oid[]) WITH ORDINALITY k(attnum, collid, place)
         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum WHERE k.place <= i.indnkeyatts
-    )) ORDER BY i.indisprimary DESC, i.indexrelid) AS found
-    FROM pg_index i
+    ) of_index
     WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
 ) keys
 WHERE c.relkind NOT IN ('i', 'I', 'S', 't', 'c')
@@ -93,6 +97,7 @@ class TargetRelation:
     columns: Mapping[str, TargetColumn]
     keys: Sequence[tuple[str, ...]]  # the columns of each unique index, the primary key first
     primary_key: tuple[str, ...]
+    indexed: Sequence[tuple[str, ...]]  # those of `keys` whose index finds rows by the columns' own collations
     fires: Sequence[str]  # triggers and rules that are enabled for a subscriber
     fires_per_statement: bool
     referenced: bool  # by a foreign key
@@ -117,6 +122,10 @@ class TargetRelation:
     def is_unique(self, identity: Identity) -> bool:
         """Whether at most one row has a given key."""
         return any(set(key) <= set(identity.key) for key in self.keys)
+
+    def has_index(self, names: Iterable[str]) -> bool:
+        """Whether a unique index finds the rows with given values of these columns."""
+        return any(set(key) <= set(names) for key in self.indexed)
 
     def require(self, names: Iterable[str], doing: str) -> None:
         """Raise if the table cannot take these columns, or the role may not write to it."""
@@ -206,5 +215,6 @@ def _relation(row: tuple[Any, ...]) -> TargetRelation:
         {each.name: each for each in found},
         [tuple(columns) for _, _, columns in keys],
         next((tuple(columns) for primary, _, columns in keys if primary), ()),
+        [tuple(columns) for _, same_collations, columns in keys if same_collations],
         *rest,
     )

@@ -150,8 +150,9 @@ def _flags(mask: NDArray[np.bool_] | None, count: int) -> pa.Array:
 def _conflict(error: psycopg.Error) -> Conflict:
     found = json.loads(error.diag.message_detail or "{}")
     lsn = Lsn(found["commit_lsn"])
+    row = "a row without a key" if found["key"] is None else f"the row with the key {found['key']}"
     wrong = (
-        f"{found['conflict']} in {found['relation']}: the row with the key {found['key']} violates"
+        f"{found['conflict']} in {found['relation']}: {row} violates"
         f" {found['constraint'] or 'a constraint'} ({found['message']}); its transaction has the commit LSN {lsn}"
     )
     return Conflict(
@@ -253,7 +254,8 @@ def _found(changes: RowChanges) -> Composable:
     """The condition for the row that an UPDATE or DELETE changes: one row, also if several have the key."""
     relation = changes.relation
     places = {name: place + 1 for place, name in enumerate(changes.old.column_names)}
-    wanted = {name: SQL(f"(r.old)[{place}]::{relation.columns[name].type}") for name, place in places.items()}
+    # with the modifier of the target's column: it has rounded or padded the value when the row was written
+    wanted = {name: SQL(f"(r.old)[{place}]::{relation.columns[name].declared}") for name, place in places.items()}
 
     def same(names: Sequence[str]) -> Composable:
         return SQL(" AND ").join(
@@ -286,8 +288,8 @@ def _assignments(columns: Sequence[TargetColumn], new: Sequence[Composable]) -> 
 
 
 def _key(changes: RowChanges) -> Composable:
-    """The key of the row, as text."""
-    key = changes.identity.key if changes.identity.keyed else changes.relation.primary_key or changes.new.column_names
+    """The key of the row, as text; NULL if it has none: other values are not shown."""
+    key = changes.identity.key if changes.identity.keyed else changes.relation.primary_key
     parts: list[Composable] = []
     for name in key:
         if name not in changes.new.column_names:
@@ -296,7 +298,7 @@ def _key(changes: RowChanges) -> Composable:
         if name in changes.old.column_names:
             value = SQL("coalesce({}, {})").format(SQL(f"(r.old)[{changes.old.column_names.index(name) + 1}]"), value)
         parts += [SqlLiteral(name), value]
-    return SQL("json_build_object({})::text").format(SQL(", ").join(parts))
+    return SQL("json_build_object({})::text").format(SQL(", ").join(parts)) if parts else SQL("NULL::text")
 
 
 def _record(

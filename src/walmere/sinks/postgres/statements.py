@@ -37,11 +37,11 @@ class Statement:
     by_index: bool = True  # an index finds the rows; otherwise the whole table is read
 
 
-def plans(*, by_index: bool) -> Composed:
-    """The statement that lets the planner find rows only by an index, or as it likes, in this transaction."""
-    values = SQL("set_config({}, {}, true)")
+def restrict_plans(*, to_index: bool) -> Composed:
+    """The statements that let the planner find rows only by an index, or again as it likes, in this transaction."""
+    value = SQL("off" if to_index else "DEFAULT")
     names = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan")
-    return SQL("SELECT ") + SQL(", ").join(values.format(name, "off" if by_index else "on") for name in names)
+    return SQL("; ").join(SQL("SET LOCAL {} TO {}").format(SQL(name), value) for name in names)
 
 
 def copy_into(table: Composable, names: Sequence[str]) -> Composed:
@@ -80,7 +80,8 @@ def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:
     values, same = _set(relation, list(places.values()), places), _same_key(relation, places)
     query = SQL("DELETE FROM {} AS t USING {} WHERE {}").format(relation.only, values, same)
     matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, values, same)
-    return Statement(query, [text_array(column) for column in keys.columns], len(keys), matches)
+    by_index = relation.has_index(keys.column_names)
+    return Statement(query, [text_array(column) for column in keys.columns], len(keys), matches, by_index)
 
 
 def _delete_counted(relation: TargetRelation, deletes: pa.Table, copies: NDArray[np.int64]) -> Statement:
@@ -88,7 +89,7 @@ def _delete_counted(relation: TargetRelation, deletes: pa.Table, copies: NDArray
     columns = [relation.columns[name] for name in deletes.column_names]
     here = SQL("ROW({})::text").format(SQL(", ").join(SQL("t.{}").format(each.sql) for each in columns))
     wanted = SQL("ROW({})::text").format(
-        SQL(", ").join(SQL(f"s.c{number}::{each.type}") for number, each in enumerate(columns))
+        SQL(", ").join(SQL(f"s.c{number}::{each.declared}") for number, each in enumerate(columns))
     )
     arrays = SQL(", ").join(SQL(f"${number + 1}::text[]") for number in range(len(columns)))
     names = SQL(", ").join(SQL(f"c{number}") for number in range(len(columns)))
@@ -109,8 +110,12 @@ def _delete_counted(relation: TargetRelation, deletes: pa.Table, copies: NDArray
     )
     counts = pa.array(copies.astype(str).tolist(), pa.string()).cast(pa.binary())
     parameters = [text_array(column) for column in deletes.columns]
-    by_index = _has_primary_key(relation, deletes.column_names)
-    return Statement(query, [*parameters, text_array(counts)], int(copies.sum()), by_index=by_index)
+    return Statement(
+        query,
+        [*parameters, text_array(counts)],
+        int(copies.sum()),
+        by_index=_has_primary_key(relation, deletes.column_names) and relation.has_index(relation.primary_key),
+    )
 
 
 def _has_primary_key(relation: TargetRelation, names: Sequence[str]) -> bool:
@@ -123,7 +128,7 @@ def _primary_key(relation: TargetRelation, names: Sequence[str]) -> Composable:
         return SQL("")
     same = SQL("t.{} {} w.{} AND ")
     return SQL("").join(
-        same.format(column.sql, column.equals, SQL(f"c{names.index(column.name)}::{column.type}"))
+        same.format(column.sql, column.equals, SQL(f"c{names.index(column.name)}::{column.declared}"))
         for column in map(relation.columns.__getitem__, relation.primary_key)
     )
 
@@ -159,7 +164,7 @@ def _update(
         relation.only, SQL(", ").join(assignments), values, SQL(" AND ").join([same, *conditions])
     )
     matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, values, same)
-    return Statement(query, parameters, len(updates), matches)
+    return Statement(query, parameters, len(updates), matches, relation.has_index(list(keys)))
 
 
 def _set(relation: TargetRelation, places: Sequence[str], keys: Mapping[str, str]) -> Composed:
@@ -174,6 +179,6 @@ def _set(relation: TargetRelation, places: Sequence[str], keys: Mapping[str, str
 
 def _same_key(relation: TargetRelation, places: dict[str, str]) -> Composed:
     def same(column: TargetColumn, place: str) -> Composed:
-        return SQL("t.{} {} s.{}").format(column.sql, column.equals, SQL(f"{place}::{column.type}"))
+        return SQL("t.{} {} s.{}").format(column.sql, column.equals, SQL(f"{place}::{column.declared}"))
 
     return SQL(" AND ").join(same(relation.columns[name], place) for name, place in places.items())

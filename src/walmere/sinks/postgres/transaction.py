@@ -29,7 +29,7 @@ from walmere.sinks.postgres.connect import Connection, connect, reused, translat
 from walmere.sinks.postgres.relation import TargetRelation, read_relations
 from walmere.sinks.postgres.rows import RowChanges, TruncateRows, apply_rows, record_conflict, written_by_others
 from walmere.sinks.postgres.state import State, StoredTable
-from walmere.sinks.postgres.statements import Statement, changes_of, copy_into, plans
+from walmere.sinks.postgres.statements import Statement, changes_of, copy_into, restrict_plans
 from walmere.sinks.postgres.text import copy_text
 
 
@@ -56,12 +56,7 @@ class TargetTransaction:
         try:
             with self.connection.transaction():
                 for statement in changes_of(relation, net):
-                    self.connection.execute(plans(by_index=statement.by_index))
-                    if self._written_by_others(statement):
-                        raise _RowsMissing
-                    done = self.connection.execute(statement.query, statement.parameters)
-                    if done.rowcount < statement.rows:
-                        raise _RowsMissing
+                    self._change(statement)
                 if len(net.inserts):
                     command = copy_into(relation.sql, net.inserts.column_names)
                     with self.connection.cursor() as cursor, cursor.copy(command) as copy:
@@ -70,6 +65,17 @@ class TargetTransaction:
         except (_RowsMissing, psycopg.IntegrityError, pg.CardinalityViolation):
             return False
         return True
+
+    def _change(self, statement: Statement) -> None:
+        if statement.by_index:
+            self.connection.execute(restrict_plans(to_index=True))
+        if self._written_by_others(statement):
+            raise _RowsMissing
+        done = self.connection.execute(statement.query, statement.parameters)
+        if done.rowcount < statement.rows:
+            raise _RowsMissing
+        if statement.by_index:  # not for other statements, nor for triggers
+            self.connection.execute(restrict_plans(to_index=False))
 
     def insert_defaults(self, table: TableName, count: int) -> None:
         """Insert rows of a table of which no column is published."""
