@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from walmere.changelog.log_store import LogStore
 from walmere.changelog.manifest import Manifest, Prepared, Record, RolledBack, Transaction, Transactions
+from walmere.changelog.read_ahead import read_blocks
 from walmere.changelog.segment import Block, Segment, read_block
 from walmere.errors import ChangesRemoved
 from walmere.lsn import INVALID_LSN, Lsn
@@ -360,15 +361,18 @@ def messages(
     `applied` is the LSN in the table: after a crash it may be ahead of the recorded position. `end`: only messages that
     committed before it. `store`: see `Blocks`.
     """
+    wanted: list[tuple[BlockRef, Lsn, Lsn | None]] = []
     for ref in refs:
         position = max(ref.position, applied or INVALID_LSN)
         ends = [each for each in (ref.until, end) if each is not None]
         before = min(ends) if ends else None
-        if ref.commit_lsn is not None and (
-            not should_apply(position, ref.commit_lsn) or (before is not None and ref.commit_lsn >= before)
+        if ref.commit_lsn is None or (
+            should_apply(position, ref.commit_lsn) and (before is None or ref.commit_lsn < before)
         ):
-            continue
-        batch = read_block(directory, ref.segment, 0, store)
+            wanted.append((ref, position, before))
+    blocks = read_blocks(directory, [ref.segment for ref, _, _ in wanted], store)
+    for (ref, position, before), block in zip(wanted, blocks, strict=True):
+        batch = block
         if ref.aborted:
             aborted = pa.array(sorted(ref.aborted), pa.uint32())
             batch = batch.filter(pc.invert(pc.is_in(batch.column("xid"), aborted)))

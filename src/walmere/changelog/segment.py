@@ -299,6 +299,8 @@ def open_segment(directory: Path, segment: Segment) -> pa.MemoryMappedFile:
         source = pa.memory_map(str(path))
     except FileNotFoundError:
         raise damaged(path, "the file is missing") from None
+    except PermissionError:  # on another machine, where the path is something else
+        raise damaged(path, "the file cannot be read") from None
     if source.size() != segment.length:
         size = source.size()
         source.close()
