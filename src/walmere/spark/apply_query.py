@@ -49,9 +49,8 @@ from walmere.sinks.base import LedgerWriter, Sink, full_or, is_lake
 from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.interpreters import register
-from walmere.spark.placement import Placement, parallelism
+from walmere.spark.placement import Placement, parallelism, tagged
 from walmere.spark.reference_source import SOURCE, ReferenceSource, planned
-from walmere.spark.tasks import tagged
 from walmere.storage import read_error, reserve_error
 from walmere.subscription import skipping, state, target
 from walmere.subscription.pace import Pace

@@ -1,4 +1,4 @@
-"""How many tasks run at the same time, and on which executor a task should run.
+"""How many tasks run at the same time, on which executor a task should run, and the tags of our jobs.
 
 An executor has caches: key indexes, and blocks of the change log. A table that always goes to the same executor finds
 them there. So each task has a key, and prefers the executor that is first for this key in an order of its own. When an
@@ -12,8 +12,10 @@ import math
 import pickle
 import re
 import time
+import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from pyspark import RDD, SparkContext
@@ -50,6 +52,17 @@ def expected_cores(settings: dict[str, str]) -> int:
 
 def _settings(context: SparkContext) -> dict[str, str]:
     return dict(context.getConf().getAll())
+
+
+@contextmanager
+def tagged(context: SparkContext, name: str) -> Iterator[str]:
+    """Jobs that are started in this block have a tag of their own."""
+    tag = f"walmere-{name}-{uuid.uuid4().hex}"
+    context.addJobTag(tag)
+    try:
+        yield tag
+    finally:
+        context.removeJobTag(tag)
 
 
 class Placement:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import RDD, Accumulator, SparkContext
+from pyspark import RDD, Accumulator
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -18,7 +17,7 @@ from walmere.errors import WalmereError
 from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, Failures, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.interpreters import is_local
-from walmere.spark.placement import parallelism
+from walmere.spark.placement import parallelism, tagged
 from walmere.spark.sealing import Secrets
 from walmere.spark.session import require_alive
 
@@ -29,20 +28,6 @@ _TREE_SIZE: Final = 64
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@contextmanager
-def tagged(context: SparkContext, name: str) -> Iterator[str]:
-    """Jobs that are started in this block have a tag of their own."""
-    tag = f"walmere-{name}-{uuid.uuid4().hex}"
-    context.addJobTag(tag)
-    try:
-        yield tag
-    finally:
-        try:
-            context.removeJobTag(tag)
-        except (Py4JError, OSError):
-            require_alive(seconds=_POLL)
 
 
 class SparkTasks:
