@@ -40,6 +40,12 @@ def test_local_paths_are_refused_on_a_cluster(tmp_path: Path) -> None:
     assert "shared_directory = true" in caught.value.hint
 
 
+def test_a_store_in_a_local_directory_is_refused_on_a_cluster(tmp_path: Path) -> None:
+    text = FILE.replace('directory = "state"', f'directory = "state"\nstore = "file://{tmp_path}/store"')
+    with pytest.raises(ConfigError, match=r"subscription\.store file://"):
+        require_shared(config(tmp_path, text))
+
+
 def test_paths_of_a_shared_file_system_are_accepted(tmp_path: Path) -> None:
     require_shared(config(tmp_path, f"{FILE}shared_directory = true\n"))
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from walmere.config import Config, DeltaTarget
 from walmere.errors import ConfigError
+from walmere.object_store.options import is_url, locate
 
 _HINT: Final = (
     "use object stores; or set [spark] shared_directory = true, if all executors have the same files under these paths"
@@ -17,11 +18,18 @@ def not_shared(config: Config) -> Iterator[str]:
     """What the executors of a cluster cannot reach."""
     if config.spark.shared_directory:
         return
-    if isinstance(config.target, DeltaTarget) and "://" not in str(config.target.path):
+    if isinstance(config.target, DeltaTarget) and _is_local(str(config.target.path)):
         yield f"target.path {config.target.path} is a directory of this machine"
-    if config.subscription.store is None:
+    store = config.subscription.store
+    if store is not None and _is_local(store):
+        yield f"subscription.store {store} is a directory of this machine"
+    elif store is None:
         directory = config.subscription.directory
         yield f"the change log is in subscription.directory {directory}, a directory of this machine"
+
+
+def _is_local(place: str) -> bool:
+    return not is_url(place) or locate(place).kind == "file"
 
 
 def require_shared(config: Config) -> None:
