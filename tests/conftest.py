@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from walmere.testing.server import LOGICAL, Server, binaries
 BINARIES = binaries(sorted((Path(__file__).parents[1] / ".servers").glob("*/bin")))  # scripts/matrix.py fills it
 VERSIONS = sorted({version for version in BINARIES if version in (15, 18)}, reverse=True)
 _servers: dict[int, Server] = {}
+
+# here, because Spark's Python workers have the environment that its JVM was started with
+os.environ.update(ENVIRONMENT)
 
 # a shell starts what it has in the background with SIGINT ignored, and children of ours would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,10 +137,8 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A new bucket on an S3 server, with its credentials in the environment."""
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
+def bucket(s3_server: S3Server) -> Bucket:
+    """A new bucket on an S3 server. Its credentials are in the environment."""
     return s3_server.bucket()
 
 

@@ -113,7 +113,8 @@ master = "local[2]"
 
     def delta(self, table: str, schema: str = "public") -> DeltaTable:
         assert isinstance(self.config.target, DeltaTarget)
-        return DeltaSink(str(self.config.target.path)).open(TableName(schema, table))
+        options = self.config.storage.settings if isinstance(self.config.target.path, str) else None
+        return DeltaSink(str(self.config.target.path), storage_options=options).open(TableName(schema, table))
 
     def rows(self, table: str, schema: str = "public") -> Counter[tuple[Any, ...]]:
         """What the target holds, as a multiset."""

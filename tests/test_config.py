@@ -197,12 +197,79 @@ def test_the_process_environment_is_the_default(tmp_path: Path, monkeypatch: pyt
     assert load(tmp_path / "walmere.toml").source.slot == os.environ["WALMERE_SOURCE__SLOT"]
 
 
-@pytest.mark.parametrize("scheme", ["s3", "s3a", "abfss", "gs", "az", "hdfs", "https", "S3"])
-def test_a_url_that_is_not_a_file_is_refused_and_its_scheme_is_named(tmp_path: Path, scheme: str) -> None:
-    target = f'[target]\npath = "{scheme}://bucket/lake"'
-    assert f"target.path: the scheme {scheme}:// is not supported" in refusal(tmp_path, SOURCE + SUBSCRIPTION + target)
+@pytest.mark.parametrize("scheme", ["s3", "abfss", "gs", "hdfs", "https", "S3"])
+def test_a_url_that_is_not_supported_is_refused_and_its_scheme_is_named(tmp_path: Path, scheme: str) -> None:
     state = SUBSCRIPTION.replace("/var/lib", f"{scheme}://bucket")
     assert f"subscription.directory: the scheme {scheme}:// is not supported" in refusal(tmp_path, SOURCE + state)
+    if scheme in ("hdfs", "https"):
+        target = f'[target]\npath = "{scheme}://bucket/lake"'
+        wrong = refusal(tmp_path, SOURCE + SUBSCRIPTION + target)
+        assert f"target.path: the scheme {scheme}:// is not supported" in wrong
+        assert "s3://" in wrong
+
+
+@pytest.mark.parametrize(
+    ("path", "url"),
+    [
+        ("s3://bucket/lake/", "s3://bucket/lake"),
+        ("S3A://bucket/lake", "s3://bucket/lake"),
+        ("gs://bucket/lake", "gs://bucket/lake"),
+        ("az://files/lake", "az://files/lake"),
+        ("abfss://files@account.dfs.core.windows.net/a/b", "abfss://files@account.dfs.core.windows.net/a/b"),
+    ],
+)
+def test_the_url_of_an_object_store_is_a_target(tmp_path: Path, path: str, url: str) -> None:
+    config = read(tmp_path, SOURCE + SUBSCRIPTION + f"[target]\npath = '{path}'")
+    assert isinstance(config.target, DeltaTarget)
+    assert config.target.path == url
+
+
+STORED = SOURCE + SUBSCRIPTION + '[target]\npath = "s3://bucket/lake"\n'
+
+
+def test_the_options_of_an_object_store(tmp_path: Path) -> None:
+    text = "[storage]\nendpoint = 'http://localhost:9000'\nregion = 'eu-central-1'\n"
+    text += "options = {aws_virtual_hosted_style_request = true, pool_max_idle_per_host = 4}\n"
+    found = read(tmp_path, STORED + text, WALMERE_STORAGE__REGION="us-west-2", WALMERE_STORAGE__TIMEOUT="7")
+    assert found.storage.settings == {
+        "endpoint": "http://localhost:9000",
+        "region": "us-west-2",
+        "timeout": "7s",
+        "aws_virtual_hosted_style_request": "true",
+        "pool_max_idle_per_host": "4",
+    }
+    wrong = refusal(tmp_path, STORED + "[storage]\noptions = {regoin = 'x'}")
+    assert "storage: regoin is not an option of s3://bucket" in wrong
+    assert "storage.timeout" in refusal(tmp_path, STORED + "[storage]\ntimeout = 0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "options = {secret_access_key = 'hunter2'}",
+        "options = {AWS_SESSION_TOKEN = 'hunter2'}",
+        "secret_access_key = 'hunter2'",
+        "azure_storage_account_key = 'hunter2'",
+        "endpoint = 'https://me:hunter2@localhost'",
+    ],
+)
+def test_a_secret_in_the_storage_section_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
+    wrong = refusal(tmp_path, STORED + "[storage]\n" + text)
+    assert "secret" in wrong or "password" in wrong
+    assert "hunter2" not in wrong
+    assert "environment" in wrong or "password" in wrong
+
+
+def test_a_url_with_a_secret_is_refused_and_not_shown(tmp_path: Path) -> None:
+    wrong = refusal(tmp_path, STORED.replace("s3://bucket", "s3://key:hunter2@bucket"))
+    assert "AWS_SECRET_ACCESS_KEY" in wrong
+    assert "hunter2" not in wrong
+
+
+def test_credentials_in_the_environment_are_not_part_of_the_configuration(tmp_path: Path) -> None:
+    variables = {"AWS_ACCESS_KEY_ID": "hunter1", "AWS_SECRET_ACCESS_KEY": "hunter2"}
+    found = read(tmp_path, STORED, **variables)
+    assert "hunter" not in repr(found) + found.model_dump_json()
 
 
 @pytest.mark.parametrize(

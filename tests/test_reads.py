@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -11,16 +12,18 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import walmere
+from object_stores import Bucket
 from sinks.vectors import delete_rows
 from walmere.errors import ChangeLogVersion, ConfigError, LakeError, NotApplied, PointGone
 from walmere.ledger import entry as points
 from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
-from walmere.names import TableName
-from walmere.sinks.base import OVERWRITE, StagedFile
+from walmere.names import Identity, TableName
+from walmere.sinks.base import OVERWRITE, Net, StagedFile
 from walmere.sinks.delta.sink import DeltaSink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -46,7 +49,7 @@ def put(sink: DeltaSink, table: TableName, content: pa.Table, lsn: int) -> list[
 
 def publish(sink: DeltaSink, *entries: Entry, name: str = "shop") -> walmere.Lake:
     sink.open_ledger(name, entries)
-    return walmere.lake(sink.path)
+    return walmere.lake(sink.path, storage_options=sink.storage_options)
 
 
 def three_points(sink: DeltaSink, began: int | None = None) -> walmere.Lake:
@@ -171,6 +174,28 @@ def test_a_lake_that_is_reached_by_url_is_read_in_the_same_way(sink: DeltaSink) 
     lake = walmere.lake(f"file://{sink.path}")
     assert [len(point.arrow("orders")) for point in lake.points()] == [1, 2, 3]
     assert len(lake.latest().arrow("orders")) == 3
+
+
+def test_a_lake_in_an_object_store_is_read_in_the_same_way(bucket: Bucket) -> None:
+    sink = DeltaSink(f"{bucket.url}/the/lake", storage_options=bucket.options)
+    lake = three_points(sink)
+    assert [len(point.arrow("orders")) for point in lake.points()] == [1, 2, 3]
+    none = SCHEMA.empty_table()
+    deleted = Net(False, rows(1).select(["id"]), None, none, (None, None), None, none)
+    sink.apply(ORDERS, deleted, Lsn(64), Identity("d", ("id",)))
+    entries = [Entry(point.lsn, None, {str(ORDERS): point.version("orders")}) for point in lake.points()]
+    lake = publish(sink, *entries, Entry(Lsn(64), None, {str(ORDERS): sink.version(ORDERS)}))
+    connection = duckdb.connect()
+    for lsn, ids in (("0/10", [0]), ("0/30", [0, 1, 2]), ("0/40", [0, 2])):
+        point = lake.at(lsn)
+        assert point.arrow("orders")["id"].to_pylist() == ids
+        assert [found[0] for found in point.duckdb("orders", connection).order("id").fetchall()] == ids
+        assert point.dataset("orders").to_table(filter=pc.field("id") > 0)["id"].to_pylist() == [i for i in ids if i]
+        assert pickle.loads(pickle.dumps(point.dataset("orders"))).count_rows() == len(ids)
+    with pytest.raises(ConfigError, match="secret_access_key is a secret"):
+        walmere.lake(sink.path, storage_options={**bucket.options, "secret_access_key": "x"})
+    with pytest.raises(LakeError, match="no subscription"):
+        walmere.lake(f"{bucket.url}/elsewhere", storage_options=bucket.options)
 
 
 def test_another_version_of_the_format_is_refused(sink: DeltaSink) -> None:

@@ -32,7 +32,7 @@ from pydantic import (
 from walmere import paths
 from walmere.errors import ConfigError
 from walmere.local_cache import VARIABLE
-from walmere.object_store.options import locate
+from walmere.object_store.options import TIMEOUT, VARIABLES, checked, is_secret, locate
 
 CACHE: Final = f"spark.executorEnv.{VARIABLE}"
 PREFIX: Final = "WALMERE_"
@@ -57,9 +57,7 @@ def _path(value: object) -> object:
     if (url := _URL.match(value)) is not None:
         scheme = url[1] or url[2]
         if scheme.lower() != "file":
-            raise ValueError(
-                f"the scheme {scheme}:// is not supported: object stores are not supported yet; give a local path"
-            )
+            raise ValueError(f"the scheme {scheme}:// is not supported here; give a local path")
         value = _file_path(value)
     if "\0" in value:
         raise ValueError("must not contain a zero byte")
@@ -67,6 +65,17 @@ def _path(value: object) -> object:
         return Path(value).expanduser() if url is None else Path(value)
     except RuntimeError:
         raise ValueError("the user after ~ has no home directory") from None
+
+
+def _lake(value: object) -> object:
+    """A local path, or the URL of an object store."""
+    url = _URL.match(value) if isinstance(value, str) else None
+    if not isinstance(value, str) or url is None or (url[1] or url[2]).lower() == "file":
+        return _path(value)
+    try:
+        return locate(value).url
+    except ConfigError as error:
+        raise ValueError(f"{error.wrong}; {error.hint}") from None
 
 
 def _file_path(url: str) -> str:
@@ -170,8 +179,8 @@ class DeltaTarget(_Section):
     """A directory of Delta tables, to which the tables are mirrored."""
 
     kind: Literal["delta"] = "delta"
-    path: Path
-    """Tables are at <path>/<schema>/<table>."""
+    path: Path | str
+    """Tables are at <path>/<schema>/<table>. A text is the URL of an object store, see Storage."""
     mode: Literal["mirror"] = "mirror"
     gather_partitions: bool = False
     """Mirror partitions that are published under their own names as one table."""
@@ -183,8 +192,10 @@ class DeltaTarget(_Section):
     """Mark changed rows in deletion vectors. `false`: rewrite their files, for readers without deletion vectors."""
     max_rewrite_bytes_per_hour: int = Field(default=10 << 30, ge=1 << 20)
     """Without deletion vectors: make batches larger, so that they rewrite at most this many bytes per hour."""
+    batch_seconds: Seconds | None = None
+    """A batch begins at least this many seconds after the one before; None: 0.5, in an object store 1."""
 
-    _paths = field_validator("path", mode="before")(_path)
+    _paths = field_validator("path", mode="before")(_lake)
 
 
 class PostgresTarget(_Section):
@@ -233,6 +244,35 @@ class Maintenance(_Section):
     """Rewrite at most this many bytes per hour."""
 
 
+class Storage(_Section):
+    """Object stores: where they are, and how they are reached. Credentials are never here."""
+
+    endpoint: str | None = None
+    """The address of the server; None: that of the cloud's own service."""
+    region: str | None = None
+    timeout: float = Field(default=TIMEOUT, ge=1, le=600)
+    """Seconds for one request. A request that fails is repeated for up to a minute."""
+    options: Mapping[str, str | int | float | bool] = Field(default_factory=dict)
+    """Other options: docs/guides/object-stores.md lists them."""
+
+    @field_validator("options")
+    @classmethod
+    def _no_secrets(cls, value: Mapping[str, str | int | float | bool]) -> Mapping[str, str | int | float | bool]:
+        for name in value:
+            if is_secret(name):
+                raise ValueError(f"{name} is a secret; set it in the environment instead (such as {VARIABLES['s3']})")
+        return value
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All as options of a store."""
+        own = {"endpoint": self.endpoint, "region": self.region, "timeout": f"{self.timeout:g}s"}
+        others = {
+            name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in self.options.items()
+        }
+        return {**{name: each for name, each in own.items() if each is not None}, **others}
+
+
 class Spark(BaseModel):
     """`master`, and any Spark setting under its own name."""
 
@@ -259,25 +299,15 @@ class Spark(BaseModel):
         return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in extra.items()}
 
 
-class Storage(BaseModel):
-    """TEMPORARY"""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    @property
-    def options(self) -> dict[str, str]:
-        return {name: str(value) for name, value in (self.model_extra or {}).items()}
-
-
 class Config(_Section):
     """All of `walmere.toml`."""
 
     source: Source
     subscription: SubscriptionSettings
     target: Target | None = None
+    storage: Storage = Storage()
     maintenance: Maintenance = Maintenance()
     spark: Spark = Spark()
-    storage: Storage = Storage()
 
     @property
     def changelog(self) -> Path:
@@ -314,9 +344,15 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     here = path.parent.absolute()
     subscription = config.subscription.model_copy(update={"directory": here / config.subscription.directory})
     target = config.target
-    if isinstance(target, DeltaTarget):
-        target = target.model_copy(update={"path": here / target.path})
-        _require_apart(doing, subscription.directory, target.path)
+    if isinstance(target, DeltaTarget) and isinstance(target.path, Path):
+        lake = here / target.path
+        _require_apart(doing, subscription.directory, lake)
+        target = target.model_copy(update={"path": lake})
+    elif isinstance(target, DeltaTarget):
+        try:
+            checked(locate(str(target.path)), config.storage.settings)
+        except ConfigError as error:
+            raise ConfigError(doing, f"storage: {error.wrong}", error.hint) from None
     return config.model_copy(update={"subscription": subscription, "target": target})
 
 
@@ -359,12 +395,13 @@ def _value(section: str, key: str, text: str) -> Any:
         "source": (Source,),
         "subscription": (SubscriptionSettings,),
         "target": (DeltaTarget, PostgresTarget),
+        "storage": (Storage,),
         "maintenance": (Maintenance,),
         "spark": (Spark,),
     }
     fields = {name: field for each in sections.get(section, ()) for name, field in each.model_fields.items()}
     kind = fields[key].annotation if key in fields else str
-    if kind in (str, str | None, Path, SecretStr, SecretStr | None) or key in (
+    if kind in (str, str | None, Path, Path | str, SecretStr, SecretStr | None) or key in (
         "origin",
         "schema",
         "kind",
@@ -383,6 +420,8 @@ def _problem(detail: dict[str, Any], variables: Mapping[tuple[str, ...], str]) -
         del keys[0]
     where = variables.get((section, *keys[:1])) or ".".join(map(str, (section, *keys)))
     match detail["type"]:
+        case "extra_forbidden" if section == "storage" and is_secret(str(keys[0])):
+            return f"{where} is a secret; set it in the environment instead (such as {VARIABLES['s3']})"
         case "extra_forbidden":
             return f"{where} is not a key of the configuration"
         case "missing":

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
 import walmere
+from object_stores import Bucket
 from sinks.vectors import delete_rows
 from walmere.errors import ConfigError, LakeError
 from walmere.ledger.entry import Entry
@@ -100,7 +101,7 @@ def put(sink: DeltaSink, content: pa.Table, lsn: int = 1) -> list[StagedFile]:
 
 def publish(sink: DeltaSink) -> walmere.Point:
     sink.open_ledger("shop", [Entry(Lsn(1), None, {str(TABLE): sink.version(TABLE)})])
-    return walmere.lake(sink.path).latest()
+    return walmere.lake(sink.path, storage_options=sink.storage_options).latest()
 
 
 def assert_same(spark: SparkSession, point: walmere.Point) -> pa.Table:
@@ -237,6 +238,28 @@ def test_a_lake_by_url_is_read_in_the_same_way(spark: SparkSession, tmp_path: Pa
     sink = DeltaSink(f"file://{tmp_path}/lake")
     put(sink, rows(0, 1, 2))
     assert len(assert_same(spark, publish(sink))) == 3
+
+
+def test_a_lake_in_an_object_store_is_read_in_the_same_way(
+    spark: SparkSession, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataframe, "_PIECE_BYTES", 1)  # a task for each file
+    sink = DeltaSink(f"{bucket.url}/lake", storage_options=bucket.options)
+    put(sink, rows(*range(10)))
+    identity = Identity("d", ("id",))
+    nowhere = (None,) * len(SCHEMA)
+    keys = rows(3, 4).select(["id"])
+    sink.apply(TABLE, Net(False, keys, None, rows(5), nowhere, None, rows(20, 21)), Lsn(2), identity)
+    point = publish(sink)
+    found = assert_same(spark, point)
+    assert sorted(found["id"].to_pylist()) == [0, 1, 2, 5, 6, 7, 8, 9, 20, 21]
+    assert walmere.read(spark, sink.path, TABLE.name, storage_options=bucket.options).count() == 10
+    wider = pa.schema([*SCHEMA, ("new", pa.string())])
+    sink.evolve(TABLE, wider, [*SCHEMA.names, pa.scalar(None, pa.string())])
+    assert assert_same(spark, publish(sink))["new"].to_pylist() == [None] * 10
+    sink.commit(TABLE, [], Lsn(4), OVERWRITE, SCHEMA)
+    assert publish(sink).dataframe(spark, TABLE.name).count() == 0
+    assert point.dataframe(spark, TABLE.name).count() == 10, "an older version stays as it was"
 
 
 def test_a_partitioned_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:

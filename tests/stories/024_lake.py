@@ -37,7 +37,7 @@ def two_tables(database: Database) -> None:
 
 def lake(mirror: Mirror) -> Path:
     assert isinstance(mirror.config.target, DeltaTarget)
-    return mirror.config.target.path
+    return Path(mirror.config.target.path)
 
 
 def state(mirror: Mirror, table: str) -> TableState:

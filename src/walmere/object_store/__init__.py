@@ -8,6 +8,7 @@
 
     options      URLs and options; secrets are refused there
     remote       S3, GCS and Azure, by `obstore`
+    aws_profile  credentials in ~/.aws
     translate    its errors as ours
     directory    a directory on a disk or a mount: `file://`
 """

@@ -57,7 +57,7 @@ _ALIASES: Final = {
     "virtual_hosted": "virtual_hosted_style_request",
 }
 _SECRET: Final = re.compile(r"secret|password|token|key|sas|credential|signature")
-_VARIABLES: Final = {
+VARIABLES: Final = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
@@ -102,7 +102,7 @@ def locate(url: str) -> Location:
         return Location(kind, "file://", unquote(parts.path).rstrip("/") or "/")
     container, at, _ = parts.netloc.rpartition("@")
     if (at and kind != "az") or ":" in parts.netloc:
-        raise ConfigError(doing, "the URL has a user name, password or port", f"set {_VARIABLES[kind]} instead")
+        raise ConfigError(doing, "the URL has a user name, password or port", f"set {VARIABLES[kind]} instead")
     if not parts.netloc or (at and not container):
         raise ConfigError(doing, f"the URL {url} has no bucket or container", f"use {parts.scheme}://bucket/path")
     scheme = "s3" if kind == "s3" else parts.scheme.lower()  # s3a is Hadoop's name for it
@@ -114,10 +114,12 @@ def checked(location: Location, options: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for given, value in options.items():
         name = plain_name(given)
+        if location.kind == "gs" and name == "endpoint":
+            name = "base_url"
         doing = "reading the options of an object store"
         if name not in _OF_KIND[location.kind] and name not in _CLIENT:
             if is_secret(name):
-                hint = f"set {_VARIABLES[location.kind]} in the environment of Walmere and of Spark's executors"
+                hint = f"set {VARIABLES[location.kind]} in the environment of Walmere and of Spark's executors"
                 raise ConfigError(doing, f"{given} is a secret, or names one, and must not be an option", hint)
             known = ", ".join(sorted(_OF_KIND[location.kind] | _CLIENT))
             raise ConfigError(doing, f"{given} is not an option of {location.root}", f"the options are {known}")

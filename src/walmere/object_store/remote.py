@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from walmere.errors import StoreError, StoreUnavailable
+from walmere.object_store.aws_profile import require_role, settings_of_profile
 from walmere.object_store.base import ObjectStore, StoredObject
 from walmere.object_store.options import client_settings, locate, store_settings
 from walmere.object_store.translate import out_of_range, translated
@@ -34,7 +35,13 @@ def _client(root: str, options: frozenset[tuple[str, str]]) -> Any:
     from obstore.store import from_url  # noqa: PLC0415  commands without a store do not need it
 
     given = dict(options)
-    settings: Any = {**store_settings(locate(root), given), "client_options": client_settings(given)}
+    location = locate(root)
+    profile: dict[str, Any] = {}
+    if location.kind == "s3" and given.get("skip_signature") != "true":
+        profile = settings_of_profile()
+        if "credential_provider" not in profile:
+            require_role(given.get("metadata_endpoint"))
+    settings: Any = {**profile, **store_settings(location, given), "client_options": client_settings(given)}
     with translated(f"opening the object store {root}"):
         return from_url(root, retry_config=_RETRY, **settings)
 

@@ -15,14 +15,14 @@ _CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>", re.DOTALL)
 _STATUS: Final = re.compile(r"non-2xx status code: (\d{3}[^:\n]*)")
 _NO_BUCKET: Final = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist|FilesystemNotFound")
-_METADATA: Final = re.compile(r"169\.254\.169\.254|metadata\.google\.internal|fd00:ec2::254|instance metadata")
+_METADATA: Final = re.compile(r"169\.254\.169\.254|metadata\.google\.internal|/latest/(?:api/token|meta-data)")
 _REFUSED: Final = re.compile(
     r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|AccessDenied|Malformed"
 )
 _RETRY: Final = "Walmere retries; if this repeats, see whether the store can be reached"
-_CREDENTIALS: Final = (
+CREDENTIALS: Final = (
     "set the credentials in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
-    " GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), or give the machine a role"
+    " GOOGLE_APPLICATIONCREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), or give the machine a role"
 )
 
 
@@ -57,9 +57,9 @@ def translate(error: BaseException, doing: str) -> StoreError:
 
     text, wrong = str(error), readable(error)
     if _METADATA.search(text):
-        return StoreRefused(doing, "there are no credentials, and the machine has no role", _CREDENTIALS)
+        return StoreRefused(doing, "there are no credentials, and the machine has no role", CREDENTIALS)
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or _REFUSED.search(text):
-        return StoreRefused(doing, wrong, f"{_CREDENTIALS}; it must be allowed to read, write, list and delete there")
+        return StoreRefused(doing, wrong, f"{CREDENTIALS}; it must be allowed to read, write, list and delete there")
     if _NO_BUCKET.search(text):
         return StoreRefused(doing, wrong, "create the bucket, or correct its name")
     status = _STATUS.search(text)

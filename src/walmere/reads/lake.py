@@ -48,15 +48,17 @@ def read(
     *,
     lsn: Lsn | str | None = None,
     at: str | datetime | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Read one table of a lake as a DataFrame: as of an LSN or a time, by default as of the newest point.
 
-    The lake is given by its path, or by the `walmere.toml` of the subscription that writes it. To read several tables
-    as of the same point, use `lake(…).at(…)`.
+    The lake is given by its path or URL, or by the `walmere.toml` of the subscription that writes it. To read several
+    tables as of the same point, use `lake(…).at(…)`. `storage_options`: see `lake`.
     """
     path = os.fspath(lake_or_config)
     by_file = path.endswith(".toml") or Path(path).is_file()
-    return (configured(Path(path)) if by_file else lake(path)).at(lsn, at=at).dataframe(spark, table)
+    opened = configured(Path(path)) if by_file else lake(path, storage_options=storage_options)
+    return opened.at(lsn, at=at).dataframe(spark, table)
 
 
 def lake(
@@ -64,9 +66,10 @@ def lake(
     subscription: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Lake:
-    """Open a lake. The name of the subscription is needed only if several write to it.
+    """Open a lake, by its path or the URL of an object store. The subscription is needed only if several write to it.
 
-    `storage_options` are passed to `deltalake`, for a lake that is not on a local disk.
+    `storage_options` are what `[storage]` has: endpoint, region and others. Credentials come from the environment or
+    the machine's role.
     """
     sink = DeltaSink(os.fspath(path), storage_options=storage_options)
     doing = f"opening the lake {sink.path}"
@@ -88,7 +91,8 @@ def configured(file: Path) -> Lake:
         raise ConfigError(f"reading {file}", "there is no [target]", "add [target], which names the lake")
     if not isinstance(loaded.target, config.DeltaTarget):
         raise ConfigError(f"opening the lake of {file}", "its target is a PostgreSQL database", "read it with SQL")
-    return lake(loaded.target.path, loaded.subscription.name)
+    settings = loaded.storage.settings if isinstance(loaded.target.path, str) else None
+    return lake(loaded.target.path, loaded.subscription.name, settings)
 
 
 class Lake:

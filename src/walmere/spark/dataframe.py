@@ -8,14 +8,17 @@ vectors of all its files as one array of 64-bit words, with one bit per row, whi
 measurements this takes less time than a join with the deleted positions, and it costs the same for few and for many of
 them. The file of a row is recognised by its size, because a hash of its name for every row costs more. Files of the
 same size are read by different filters.
+
+Spark itself reads an object store only with jars and settings of its own. So the files of a table there are read by
+Python tasks, as Walmere writes them. Columns and filters are not pushed down to these.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +27,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
+from walmere.bins import bins
 from walmere.sinks.delta.files import DataFile
 from walmere.sinks.delta.snapshot import Pinned
 from walmere.sinks.row_index import I64
@@ -39,15 +43,19 @@ _OPTIONS: Final[Mapping[str, str]] = {
 _MAX_ROWS: Final = 1 << 26
 """Of the files of one filter: its array is sent to all executors, and has one bit per row."""
 _MAX_FILES: Final = 256
+_PIECE_BYTES: Final = 32 << 20
+"""The size of the files that one task reads from an object store, about."""
+_BATCH_ROWS: Final = 1 << 14
 
 
 def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
     """The columns in order, and the rows at that version, whenever they are read."""
     schema = _schema(pinned.spark_schema)
-    scheme = "file://" if pinned.directory.local else ""
+    if not pinned.directory.local:
+        return _read_by_tasks(spark, pinned, schema)
 
     def read(files: Iterable[DataFile]) -> DataFrame:
-        paths = [f"{scheme}{pinned.directory.location}/{file.name}" for file in files]
+        paths = [f"file://{pinned.directory.location}/{file.name}" for file in files]
         return spark.read.schema(schema).options(**_OPTIONS).parquet(*paths)
 
     plain, marked = pinned.files()
@@ -58,6 +66,32 @@ def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
     if not parts:
         return spark.createDataFrame([], schema)
     return functools.reduce(DataFrame.unionAll, parts)
+
+
+def _read_by_tasks(spark: SparkSession, pinned: Pinned, schema: StructType) -> DataFrame:
+    """The rows of a table in an object store: each task reads some files."""
+    files = [file for some in pinned.files() for file in some]
+    if not files:
+        return spark.createDataFrame([], schema)
+    pieces = bins(files, lambda file: file.size, _PIECE_BYTES)
+    # the number of rows is all that is needed of the statistics
+    slim = [
+        [replace(each, stats=json.dumps({"numRecords": each.rows(pinned.directory)})) for each in some]
+        for some in pieces
+    ]
+    read = functools.partial(_read_pieces, pieces=slim, directory=pinned.directory, schema=pinned.schema)
+    return spark.range(0, len(slim), 1, len(slim)).mapInArrow(read, schema)
+
+
+def _read_pieces(
+    numbers: Iterable[pa.RecordBatch], pieces: Sequence[Sequence[DataFile]], directory: Directory, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """In a task: the rows of some pieces."""
+    for batch in numbers:
+        for number in batch.column("id").to_pylist():
+            for file in pieces[number]:
+                for rows in file.tables(directory, schema):
+                    yield from rows.to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _schema(text: str) -> StructType:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pyspark import SparkContext, TaskContext
 from pyspark.accumulators import AccumulatorParam
 
-from walmere.errors import SinkError, SinkMismatch, WalmereError
+from walmere.errors import SinkError, SinkMismatch, StoreError, WalmereError
 from walmere.sinks.base import full_or
 from walmere.spark import executors
 
@@ -57,7 +57,8 @@ def result_or_failure(tries: int, function: Callable[..., Result], *arguments: A
     try:
         return function(*arguments)
     except WalmereError as error:
-        may_pass = error.transient or (isinstance(error, SinkError) and not isinstance(error, SinkMismatch))
+        of_target = isinstance(error, SinkError | StoreError) and not isinstance(error, SinkMismatch)
+        may_pass = error.transient or of_target
         if may_pass and not _is_last(tries):
             raise
         return Failure(error)

@@ -25,6 +25,7 @@ from walmere.errors import (
     StoreError,
     WalmereError,
 )
+from walmere.object_store import ObjectStore, open_store
 from walmere.publisher.check import check as check_source
 from walmere.publisher.check_slot import Subscriber
 from walmere.publisher.finding import Finding, Level
@@ -48,7 +49,7 @@ def check(config: Config, require_java: Callable[[], None], sink: Sink | None = 
     `require_java` raises if Spark cannot be started.
     """
     running = Lock.holder(config.changelog)
-    with contextlib.suppress(StoreError):  # `_store` reports it
+    with contextlib.suppress(StoreError):  # `_stores` reports it
         refresh_log(config)
     try:
         has_log = header_of(config.changelog) is not None
@@ -59,7 +60,7 @@ def check(config: Config, require_java: Callable[[], None], sink: Sink | None = 
     found = check_source(config.source, Subscriber(has_log, own))
     connected = any(each.name == "connection" and each.level is Level.OK for each in found)
     found += _directories(config)
-    found += _store(config)
+    found += _stores(config)
     if isinstance(sink, PostgresSink):
         found += check_target(config, sink)
     if damaged is not None:
@@ -85,21 +86,25 @@ def _change_log(config: Config) -> Iterator[Finding]:
         yield Finding("change_log", Level.OK, "the change log and the slot belong together")
 
 
-def _store(config: Config) -> Iterator[Finding]:
-    """Whether the store can be written, and respects the conditions of puts."""
-    if (store := store_of_config(config)) is None:
-        return
-    try:
-        store.probe(replaces=True)
-    except WalmereError as error:
-        yield Finding("store", Level.PROBLEM, f"{error.doing}: {error.wrong}", error.hint)
-    else:
-        yield Finding("store", Level.OK, f"{store.url} can be written, and respects the conditions of puts")
+def _stores(config: Config) -> Iterator[Finding]:
+    """Whether the object stores can be written, and respect the conditions of puts."""
+    places: dict[str, ObjectStore | None] = {"store": store_of_config(config)}
+    if isinstance(config.target, DeltaTarget) and isinstance(config.target.path, str):
+        places["lake_store"] = open_store(config.target.path, config.storage.settings)
+    for name, store in places.items():
+        if store is None:
+            continue
+        try:
+            store.probe(replaces=True)
+        except WalmereError as error:
+            yield Finding(name, Level.PROBLEM, f"{error.doing}: {error.wrong}", error.hint)
+        else:
+            yield Finding(name, Level.OK, f"{store.url} can be written, and respects the conditions of puts")
 
 
 def _directories(config: Config) -> Iterator[Finding]:
     places = {"state_directory": config.subscription.directory}
-    if isinstance(config.target, DeltaTarget):
+    if isinstance(config.target, DeltaTarget) and isinstance(config.target.path, Path):
         places["lake_directory"] = config.target.path
     for name, path in places.items():
         there = _nearest(path)

@@ -19,6 +19,7 @@ from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import identify_system
 from walmere.sinks.base import Sink
+from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.subscription.state import TableState
 
@@ -39,7 +40,12 @@ def find(config: Config) -> tuple[Owner, Sequence[TableState]]:
 
 
 def require_target(config: Config, sink: Sink) -> None:
-    """Before anything is created or copied: raise if a database as the target lacks a published table or column."""
+    """Before anything is created or copied: raise if the target cannot be used.
+
+    An object store must honour the condition of a put. A database must have the published tables and columns.
+    """
+    if isinstance(sink, DeltaSink):
+        sink.require_store()
     if not isinstance(sink, PostgresSink) or header_of(config.changelog) is not None:
         return
     source = config.source

@@ -32,4 +32,6 @@ def sink_of(config: Config, file: Path) -> Sink:
         index=str(config.subscription.directory / paths.INDEX),
         file_size=config.maintenance.file_bytes if target.deletion_vectors else 0,
         keep_seconds=target.keep_seconds,
+        batch_seconds=target.batch_seconds,
+        storage_options=config.storage.settings if isinstance(target.path, str) else None,
     )

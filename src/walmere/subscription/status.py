@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,11 +22,13 @@ from walmere.config import Config
 from walmere.errors import ChangeLogError, SinkError, SourceError, StoreError
 from walmere.lsn import Lsn
 from walmere.names import TableName
+from walmere.object_store import is_url
 from walmere.publisher import catalog, slot
 from walmere.publisher.catalog import PublishedTable
 from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.slot import Slot
-from walmere.sinks.base import Sink
+from walmere.sinks.base import Extent, Sink
+from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
 from walmere.subscription.lag import Missing, oldest_missing
@@ -37,6 +40,8 @@ from walmere.subscription.store import describe, refresh_log
 from walmere.subscription.tables import Tables
 from walmere.subscription.upkeep import read_status
 
+_REQUESTS: Final = 8
+"""Tables that are read from an object store at the same time."""
 CATCH_UP_TIMEOUT: Final = 0.25
 """A running receiver is not behind if it reaches the source's position within this many seconds."""
 
@@ -78,6 +83,7 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
     applied = positions.pop(TARGET, None)
     receiver = _receiver(config, source, log)
     conflicts = _conflicts(sink)
+    extents, lake_error = _extents(tables, sink)
     upkeep, next_at = read_status(config.subscription.directory), next_batch(config.subscription.directory)
     # without a target nothing is applied, and no table can be behind
     behind = [each.name for each in tables if config.target is not None and _is_behind(each, log)]
@@ -94,7 +100,11 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
         "behind": behind,
         "receiver": receiver,
         "tables": [
-            {**_table(each, source, log), **_extent(each, sink, upkeep), "conflicts": conflicts.get(each.name, 0)}
+            {
+                **_table(each, source, log),
+                **_extent(each, extents.get(each.name), upkeep),
+                "conflicts": conflicts.get(each.name, 0),
+            }
             for each in tables
         ],
         # without deletion vectors: batches wait if they would rewrite too many bytes
@@ -102,7 +112,7 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
         # the log is kept for these, too
         "queries": [{"name": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in positions.items()],
         "store": store,
-        "error": source.error or store_error or log.error,
+        "error": source.error or store_error or log.error or lake_error,
     }
 
 
@@ -222,12 +232,29 @@ def _table(table: TableState, source: _Source, log: _Log) -> dict[str, Any]:
     }
 
 
-def _extent(table: TableState, sink: Sink | None, upkeep: Mapping[str, Any]) -> dict[str, Any]:
+def _extents(tables: Sequence[TableState], sink: Sink | None) -> tuple[dict[str, Extent | None], str | None]:
+    """How large each table of the target is; and why an object store cannot say it."""
+    failed: list[str] = []
+
+    def extent(table: TableState) -> Extent | None:
+        if sink is None or failed:  # a store that does not answer is asked once: each question may take a minute
+            return None
+        try:
+            return sink.extent(table.table)
+        except SinkError:
+            return None
+        except StoreError as error:
+            failed.append(f"{error.doing}: {error.wrong}")
+            return None
+
+    in_store = isinstance(sink, DeltaSink) and is_url(sink.path)
+    with ThreadPoolExecutor(_REQUESTS if in_store else 1) as pool:
+        found = dict(zip((each.name for each in tables), pool.map(extent, tables), strict=True))
+    return found, failed[0] if failed else None
+
+
+def _extent(table: TableState, found: Extent | None, upkeep: Mapping[str, Any]) -> dict[str, Any]:
     """How large the target's table is, and what upkeep does with it."""
-    try:
-        found = None if sink is None else sink.extent(table.table)
-    except SinkError:
-        found = None
     known = upkeep.get(table.name, {})
     return {
         "files": None if found is None else found.files,

@@ -21,7 +21,7 @@ from walmere.storage import Lock
 def store_of_config(config: Config) -> ObjectStore | None:
     """The store that has the change log and the state; None: they are local."""
     url = config.subscription.store
-    return None if url is None else open_store(url, config.storage.options)
+    return None if url is None else open_store(url, config.storage.settings)
 
 
 def cache_of(config: Config) -> Cache | None:

@@ -35,6 +35,7 @@ from walmere.ledger.entry import Entry
 from walmere.ledger.lake import LakeLedger
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
+from walmere.object_store import is_url, open_store
 from walmere.owner import Owner
 from walmere.sinks.base import (
     APPEND,
@@ -84,7 +85,17 @@ class DeltaSink(DeltaTables):
     @property
     def batch_interval(self) -> float:
         """Seconds between the beginnings of two batches: each writes at least a file and a commit per table."""
-        return 0.5
+        if self.batch_seconds is not None:
+            return self.batch_seconds
+        return 1.0 if is_url(self.path) else 0.5  # each request to a store has its price
+
+    def require_store(self) -> None:
+        """Raise StoreError if the tables are in an object store that cannot be written, or ignores conditions.
+
+        Commits are created once, and points are replaced by compare-and-set.
+        """
+        if is_url(self.path):
+            open_store(self.path, self.storage_options).probe(replaces=True)
 
     def owned_by(self, owner: Owner, *, take_over: bool = False) -> DeltaSink:
         """The same sink, writing for this owner."""

@@ -87,6 +87,7 @@ class DeltaTables:
     index: str | None = None  # a local directory for key indexes, or one in the local cache; None: they are in memory
     file_size: int = 0  # of new files; 0: by `deletion_vectors`
     keep_seconds: float = KEEP_SECONDS
+    batch_seconds: float | None = None  # see `Sink.batch_interval`
     owner: Owner | None = None  # None: write to tables of any owner
     take_over: bool = False
 
