@@ -112,6 +112,7 @@ KEYS = {
         )
     ],
     "next_batch": None,
+    "store": None,
     "queries": [],
     "error": None,
 }
