@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
 import time
 from collections import Counter
@@ -37,6 +38,10 @@ class LoseAnswer(Exception):
     """A rule raises it: the server does what was asked, and nobody hears of it."""
 
 
+class AnswerLate(Exception):
+    """A rule raises it with a number of seconds: the server does what was asked, and the answer comes that late."""
+
+
 class S3Proxy:
     """Forwards requests to the server of a bucket. `rule` is called with each, and may wait or raise."""
 
@@ -47,6 +52,8 @@ class S3Proxy:
         self.forget: tuple[str, ...] = ()
         """Headers that the server does not get."""
         self.counts: Counter[str] = Counter()
+        self.signers: set[str] = set()
+        """The IDs of the keys that requests were signed with."""
         self._counting = threading.Lock()
         proxy = self
 
@@ -61,8 +68,13 @@ class S3Proxy:
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: Any) -> None:
+                """A client that has given up is no error."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def __enter__(self) -> S3Proxy:
@@ -94,7 +106,8 @@ class S3Proxy:
             before = self.counts[handler.command]
             self.counts[handler.command] += 1
         path = handler.path.partition("?")[0].removeprefix(f"/{self._bucket.name}").lstrip("/")
-        lost = False
+        lost, late = False, 0.0
+        self.signers |= set(re.findall(r"Credential=([^/]+)/", handler.headers.get("Authorization", "")))
         try:
             self.rule(Asked(handler.command, path, before))
         except Refuse:
@@ -104,6 +117,8 @@ class S3Proxy:
             return
         except LoseAnswer:
             lost = True
+        except AnswerLate as found:
+            late = float(found.args[0])
         forgotten = {name.lower() for name in self.forget}
         headers = {name: value for name, value in handler.headers.items() if name.lower() not in forgotten}
         connection = http.client.HTTPConnection(self._target.hostname or "", self._target.port, timeout=60)
@@ -116,6 +131,7 @@ class S3Proxy:
         if lost:
             handler.close_connection = True
             return
+        time.sleep(late)
         handler.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("transfer-encoding", "connection", "content-length"):

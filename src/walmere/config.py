@@ -348,9 +348,11 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         lake = here / target.path
         _require_apart(doing, subscription.directory, lake)
         target = target.model_copy(update={"path": lake})
-    elif isinstance(target, DeltaTarget):
+    stores = [subscription.store, target.path if isinstance(target, DeltaTarget) else None]
+    for url in stores:
         try:
-            checked(locate(str(target.path)), config.storage.settings)
+            if isinstance(url, str):
+                checked(locate(url), config.storage.settings)
         except ConfigError as error:
             raise ConfigError(doing, f"storage: {error.wrong}", error.hint) from None
     return config.model_copy(update={"subscription": subscription, "target": target})

@@ -21,11 +21,12 @@ from walmere.object_store.options import Location, is_secret, locate
             Location("az", "abfss://files@account.dfs.core.windows.net", "lake"),
         ),
         ("az://files/lake", Location("az", "az://files", "lake")),
-        ("file:///srv/the%20lake/", Location("file", "file://", "/srv/the lake")),
+        ("file:///srv/the%20lake%2525/", Location("file", "file://", "/srv/the lake%25")),
     ],
 )
 def test_a_url_has_a_root_and_a_prefix(url: str, found: Location) -> None:
     assert locate(url) == found
+    assert locate(found.url) == found
 
 
 @pytest.mark.parametrize(

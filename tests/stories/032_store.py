@@ -38,7 +38,7 @@ def stored(config: Config, bucket: Bucket, **settings: object) -> Config:
     return config.model_copy(
         update={
             "subscription": config.subscription.model_copy(update=with_store),
-            "storage": Storage(**bucket.options),
+            "storage": Storage.model_validate(bucket.options),
         }
     )
 

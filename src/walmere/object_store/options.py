@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from walmere.errors import ConfigError
 
@@ -78,7 +78,8 @@ class Location:
     @property
     def url(self) -> str:
         """The URL, without a slash at the end."""
-        return f"{self.root}/{self.prefix.lstrip('/')}".rstrip("/")
+        path = quote(self.prefix) if self.kind == "file" else self.prefix
+        return f"{self.root}/{path.lstrip('/')}".rstrip("/")
 
 
 def is_url(location: str) -> bool:
@@ -110,17 +111,22 @@ def locate(url: str) -> Location:
 
 
 def checked(location: Location, options: Mapping[str, str]) -> dict[str, str]:
-    """The options under their plain names. Raises ConfigError if one is unknown, or may have a secret."""
+    """The options under their plain names. Raises ConfigError if one is unknown, or may have a secret.
+
+    A directory has none: those that are given are for other stores.
+    """
     found: dict[str, str] = {}
     for given, value in options.items():
         name = plain_name(given)
         if location.kind == "gs" and name == "endpoint":
             name = "base_url"
         doing = "reading the options of an object store"
+        if is_secret(name):
+            hint = f"set {VARIABLES[location.kind]} in the environment of Walmere and of Spark's executors"
+            raise ConfigError(doing, f"{given} is a secret, or names one, and must not be an option", hint)
+        if location.kind == "file":
+            continue
         if name not in _OF_KIND[location.kind] and name not in _CLIENT:
-            if is_secret(name):
-                hint = f"set {VARIABLES[location.kind]} in the environment of Walmere and of Spark's executors"
-                raise ConfigError(doing, f"{given} is a secret, or names one, and must not be an option", hint)
             known = ", ".join(sorted(_OF_KIND[location.kind] | _CLIENT))
             raise ConfigError(doing, f"{given} is not an option of {location.root}", f"the options are {known}")
         if urlsplit(value).password is not None:
