@@ -123,13 +123,13 @@ def test_a_lake_in_an_object_store_is_all_that_one_on_a_disk_is(
     mirror.assert_equal(*tables)
     copied = position(database)
     database.execute(
+        "ALTER TABLE t ADD added text DEFAULT 'there'",
         "UPDATE t SET n = 1 WHERE id % 10 = 0",  # body is unchanged TOAST
         "UPDATE t SET id = -id WHERE id % 100 = 1",
         "DELETE FROM t WHERE id % 100 = 2",
         "DELETE FROM pairs WHERE ctid IN (SELECT min(ctid) FROM pairs GROUP BY a)",
         "TRUNCATE emptied",
         "INSERT INTO emptied VALUES (42)",
-        "ALTER TABLE t ADD added text DEFAULT 'there'",
         "INSERT INTO t SELECT i, 2, 'short', 1, now(), 'new' FROM generate_series(5001, 5100) i",
     )
     mirror.run_once()
