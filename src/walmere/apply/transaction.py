@@ -89,7 +89,7 @@ def _two_phase(jobs: Sequence[ApplyJob], batch: Batch, ends_with: TwoPhase, sink
 
 def _prepare(jobs: Sequence[ApplyJob], batch: Batch, gid: str, sink: PostgresSink) -> None:
     """Apply a transaction that the source has prepared, and prepare it."""
-    with sink.transaction([job.shape.table for job in jobs], lock=False) as transaction:
+    with sink.transaction([job.shape.table for job in jobs], prepares=True) as transaction:
         if prepared.is_prepared(transaction.connection, gid):
             return  # by an earlier attempt
         work: list[TableChanges] = []

@@ -55,7 +55,7 @@ def prepare(connection: Connection, state: State, gid: str, tables: list[TableNa
     try:
         connection.execute(SQL("PREPARE TRANSACTION {}").format(SqlLiteral(gid)))
     except pg.FeatureNotSupported:
-        return  # rows that are applied one by one use a temporary table: they are applied at COMMIT PREPARED
+        return  # a trigger has used a temporary table, or NOTIFY: the changes are applied at COMMIT PREPARED
     except pg.ObjectNotInPrerequisiteState as error:
         raise SinkError(
             "preparing a transaction at the target",

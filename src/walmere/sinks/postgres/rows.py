@@ -8,7 +8,8 @@ This is for what sets of rows cannot do as PostgreSQL's own subscriber does:
   it has to be named.
 
 All changes go to one temporary table of the session, with their values as arrays of text. The block loops over it. So
-rows are not sent back and forth, and tables are changed in the order of the source, also among each other.
+rows are not sent back and forth, and tables are changed in the order of the source, also among each other. (A
+transaction that has used a temporary table cannot be prepared: then it is a table of Walmere's schema.)
 
 A row that violates a constraint ends the block with an error that names it; or it is skipped, or replaces the rows that
 are in its way (`on_conflict`). This needs a subtransaction for each row, so it is done only after a first try failed.
@@ -33,13 +34,10 @@ from walmere.lsn import Lsn
 from walmere.names import Identity
 from walmere.sinks.postgres.connect import Connection
 from walmere.sinks.postgres.relation import TargetColumn, TargetRelation
-from walmere.sinks.postgres.state import State
+from walmere.sinks.postgres.state import STAGED_COLUMNS, State
 from walmere.sinks.postgres.text import array_rows, copy_text
 
-_STAGING: Final = (
-    "CREATE TEMP TABLE IF NOT EXISTS walmere_changes (commit_lsn int8, sequence int8, relation int, kind text,"
-    " old text[], new text[], unchanged bool[]) ON COMMIT DELETE ROWS"
-)
+_STAGING: Final = f"CREATE TEMP TABLE IF NOT EXISTS walmere_changes ({STAGED_COLUMNS}) ON COMMIT DELETE ROWS"
 _CONFLICT: Final = "WALCF"
 """The SQLSTATE of an error that names a conflict."""
 
@@ -74,28 +72,48 @@ def apply_rows(
     truncates: Sequence[TruncateRows],
     on_conflict: str,
     our_origins: Sequence[int] | None = None,
+    *,
+    prepares: bool = False,
 ) -> None:
     """Apply changes row by row, in the transaction of the connection. Raises Conflict.
 
-    `our_origins`: record changes of rows that others have written last; None: the server cannot tell.
+    `our_origins`: record changes of rows that others have written last; None: the server cannot tell. `prepares`:
+    whether the transaction will be prepared.
     """
-    connection.execute(_STAGING)
-    connection.execute("TRUNCATE pg_temp.walmere_changes")  # of an earlier try in this transaction
-    with connection.cursor() as cursor, cursor.copy("COPY pg_temp.walmere_changes FROM STDIN") as copy:
+    staging = Identifier(state.schema, "staged_changes") if prepares else Identifier("pg_temp", "walmere_changes")
+    if not prepares:
+        connection.execute(_STAGING)
+        connection.execute(SQL("TRUNCATE {}").format(staging))  # of an earlier try in this transaction
+    copy_in = SQL("COPY {} FROM STDIN").format(staging)
+    with connection.cursor() as cursor, cursor.copy(copy_in) as copy:
         for number, each in enumerate(changes):
             for piece in copy_text(_staged(number, each)):
                 copy.write(piece)
         for piece in copy_text(_staged_truncates(truncates)):
             copy.write(piece)
+    _run(connection, state, changes, staging, on_conflict, our_origins)
+    if prepares:
+        connection.execute(SQL("DELETE FROM {}").format(staging))
+
+
+def _run(
+    connection: Connection,
+    state: State,
+    changes: Sequence[RowChanges],
+    staging: Identifier,
+    on_conflict: str,
+    our_origins: Sequence[int] | None,
+) -> None:
+    """Run the block. The first try has no subtransaction for each row."""
     try:
         with connection.transaction():
-            connection.execute(_block(state, changes, None, our_origins))
+            connection.execute(_block(state, changes, staging, None, our_origins))
         return
     except psycopg.IntegrityError:
-        pass  # again, with a subtransaction for each row
+        pass
     try:
         with connection.transaction():
-            connection.execute(_block(state, changes, on_conflict, our_origins))
+            connection.execute(_block(state, changes, staging, on_conflict, our_origins))
     except psycopg.Error as error:
         if error.sqlstate != _CONFLICT:
             raise
@@ -182,7 +200,11 @@ def record_conflict(connection: Connection, state: State, conflict: Conflict) ->
 
 
 def _block(
-    state: State, changes: Sequence[RowChanges], on_conflict: str | None, our_origins: Sequence[int] | None
+    state: State,
+    changes: Sequence[RowChanges],
+    staging: Identifier,
+    on_conflict: str | None,
+    our_origins: Sequence[int] | None,
 ) -> Composed:
     branches = [
         SQL("WHEN {} THEN\n{}").format(number, _branch(each, state, on_conflict, our_origins))
@@ -191,9 +213,9 @@ def _block(
     body = SQL(
         "DECLARE r record; affected int8; failed_constraint text; failed_message text;\n"
         "BEGIN\n"
-        "FOR r IN SELECT * FROM pg_temp.walmere_changes ORDER BY commit_lsn, sequence LOOP\n"
+        "FOR r IN SELECT * FROM {} ORDER BY commit_lsn, sequence LOOP\n"
         "CASE r.relation WHEN -1 THEN EXECUTE (r.new)[1];\n{}\nEND CASE;\nEND LOOP;\nEND"
-    ).format(SQL("\n").join(branches))
+    ).format(staging, SQL("\n").join(branches))
     return SQL("DO {}").format(SqlLiteral(body.as_string(None)))
 
 

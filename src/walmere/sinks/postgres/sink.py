@@ -181,12 +181,12 @@ class PostgresSink:
         )
 
     @contextmanager
-    def transaction(self, tables: Sequence[TableName], *, lock: bool = True) -> Iterator[TargetTransaction]:
+    def transaction(self, tables: Sequence[TableName], *, prepares: bool = False) -> Iterator[TargetTransaction]:
         """A transaction that applies a batch to these tables. `commit_transaction` ends it.
 
-        `lock`: what is stored for the tables. Not if `prepare_transaction` ends it.
+        `prepares`: `prepare_transaction` ends it.
         """
-        with transaction.begin(self.address, self.state, self.on_conflict, tables, lock=lock) as begun:
+        with transaction.begin(self.address, self.state, self.on_conflict, tables, prepares=prepares) as begun:
             yield begun
 
     def prepare_transaction(self, begun: TargetTransaction, gid: str, tables: list[TableName], end_lsn: Lsn) -> None:

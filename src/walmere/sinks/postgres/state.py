@@ -5,6 +5,7 @@
     <schema>.copied_ranges   of a running copy, the ranges that are committed, and the transactions that have done it
     <schema>.conflicts       changes that met a conflict
     <schema>.prepared        of each prepared transaction the tables that it changes; visible when it is committed
+    <schema>.staged_changes  changes that a transaction applies row by row and then prepares; nobody else sees them
 
 The LSN of a table is in the transaction that brings it there. So after a crash nothing is lost or applied twice. The
 transaction also advances a replication origin, if the role may use one: it marks the changes, so that a publication of
@@ -26,6 +27,9 @@ from walmere.owner import Owner
 from walmere.sinks.postgres.connect import Connection
 
 VERSION: Final = 1
+STAGED_COLUMNS: Final = (
+    "commit_lsn int8, sequence int8, relation int, kind text, old text[], new text[], unchanged bool[]"
+)
 _CREATE: Final = (
     "CREATE SCHEMA {schema}",
     "CREATE TABLE {schema}.format (version int NOT NULL)",
@@ -38,6 +42,7 @@ _CREATE: Final = (
     " message text)",
     "CREATE INDEX ON {schema}.conflicts (subscription, relation)",
     "CREATE TABLE {schema}.prepared (subscription text, gid text, tables text[], PRIMARY KEY (subscription, gid))",
+    f"CREATE UNLOGGED TABLE {{schema}}.staged_changes ({STAGED_COLUMNS})",
 )
 
 
@@ -158,7 +163,7 @@ class State:
             [row] = connection.execute(self.sql("SELECT count(*) FROM {schema}.tables")).fetchall()
             if row[0]:
                 return [f"deleted the state of {self.subscription} in schema {self.schema} of the target"]
-            for name in ("format", "tables", "copied_ranges", "conflicts", "prepared"):
+            for name in ("format", "tables", "copied_ranges", "conflicts", "prepared", "staged_changes"):
                 connection.execute(SQL("DROP TABLE {}.{}").format(Identifier(self.schema), Identifier(name)))
             connection.execute(SQL("DROP SCHEMA {} RESTRICT").format(Identifier(self.schema)))
         return [f"dropped schema {self.schema} of the target"]

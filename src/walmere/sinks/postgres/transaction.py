@@ -48,6 +48,7 @@ class TargetTransaction:
     stored: Mapping[TableName, StoredTable]
     use_origin: bool
     our_origins: Sequence[int] | None = None  # None: the server does not track who has written a row last
+    prepares: bool = False  # it will be prepared
     reached: dict[TableName, Lsn] = field(default_factory=dict)
 
     def apply_set(self, table: TableName, net: RowNet) -> bool:
@@ -103,7 +104,8 @@ class TargetTransaction:
     def apply_rows(self, changes: Sequence[RowChanges], truncates: Sequence[TruncateRows]) -> None:
         """Apply changes row by row, in the order of the source."""
         if changes or truncates:
-            apply_rows(self.connection, self.state, changes, truncates, self.on_conflict, self.our_origins)
+            rest = (self.on_conflict, self.our_origins)
+            apply_rows(self.connection, self.state, changes, truncates, *rest, prepares=self.prepares)
 
     def one_by_one(self, table: TableName, identity: Identity, names: Sequence[str]) -> bool:
         """Whether the changes of a table, which have these columns, must be applied row by row."""
@@ -115,11 +117,14 @@ class TargetTransaction:
 
 @contextlib.contextmanager
 def begin(
-    address: Address, state: State, on_conflict: str, tables: Sequence[TableName], *, lock: bool = True
+    address: Address, state: State, on_conflict: str, tables: Sequence[TableName], *, prepares: bool = False
 ) -> Iterator[TargetTransaction]:
-    """A transaction that has locked what is stored for these tables. It must be ended by `commit`."""
+    """A transaction that has locked what is stored for these tables. It must be ended by `commit`.
+
+    `prepares`: it will be prepared, and locks nothing.
+    """
     try:
-        with _begin(address, state, on_conflict, tables, "FOR UPDATE OF t" if lock else "") as transaction:
+        with _begin(address, state, on_conflict, tables, prepares=prepares) as transaction:
             yield transaction
     except Conflict as error:  # its line was rolled back with the changes
         with (
@@ -146,14 +151,15 @@ def session(address: Address, state: State) -> Iterator[tuple[Connection, bool]]
 
 @contextlib.contextmanager
 def _begin(
-    address: Address, state: State, on_conflict: str, tables: Sequence[TableName], lock: str
+    address: Address, state: State, on_conflict: str, tables: Sequence[TableName], *, prepares: bool
 ) -> Iterator[TargetTransaction]:
     with session(address, state) as (connection, use_origin):
         connection.execute("BEGIN")
-        stored = state.read(connection, tables, lock)
+        stored = state.read(connection, tables, "" if prepares else "FOR UPDATE OF t")
         our_origins = origin.ours(connection, state.subscription) if use_origin else None
         relations = read_relations(connection, tables)
-        yield TargetTransaction(connection, state, on_conflict, relations, stored, use_origin, our_origins)
+        rest = (use_origin, our_origins, prepares)
+        yield TargetTransaction(connection, state, on_conflict, relations, stored, *rest)
         if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             connection.execute("ROLLBACK")
 
