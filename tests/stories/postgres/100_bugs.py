@@ -62,7 +62,9 @@ def test_a_schema_is_renamed_inside_a_transaction(both: SideBySide) -> None:
     both.sync()
     both.assert_equal("SELECT a FROM two.t ORDER BY a", source=True)
     # Native has one subscribed table one.t, whichever table of the source had that name. Ours copies the new one.
-    assert both.native.rows("SELECT a FROM one.t ORDER BY a") == [(1,), (2,)]
+    # Before 16, the publisher still sends a row under the old name of its schema.
+    late = [(3,)] if both.publisher.major < 16 else []
+    assert both.native.rows("SELECT a FROM one.t ORDER BY a") == [(1,), (2,), *late]
     assert both.ours.rows("SELECT a FROM one.t ORDER BY a") == [(2,)]
 
 
