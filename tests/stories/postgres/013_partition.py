@@ -187,3 +187,20 @@ def test_a_row_for_which_the_subscriber_has_no_partition_stops_both(both: SideBy
     both.source("UPDATE tab SET a = 12 WHERE a = 1")  # moves
     both.sync()
     both.assert_equal()
+
+
+def test_partitions_are_gathered_into_one_table_on_request(both: SideBySide) -> None:
+    """Native applies the partitions of the publisher to tables of the same names."""
+    both.source(*PUBLISHER, "INSERT INTO tab VALUES (1, 'copied'), (5, 'copied')")
+    both.source("CREATE PUBLICATION pub FOR TABLE tab")
+    both.target("CREATE TABLE tab (b text, a int PRIMARY KEY)")
+    both.native.execute(*(f"CREATE TABLE {each} (a int PRIMARY KEY, b text)" for each in ("tab_1", "tab_2", "tab_def")))
+    both.start(target={"gather_partitions": True})
+    both.source("DELETE FROM tab", *CHANGES)
+    both.sync()
+    rows = "SELECT a, b FROM tab ORDER BY a"
+    parts = "SELECT a, b FROM (TABLE tab_1 UNION ALL TABLE tab_2 UNION ALL TABLE tab_def) t ORDER BY a"
+    assert both.ours.rows(rows) == both.publisher.rows(rows) == both.native.rows(parts)
+    both.source("TRUNCATE tab", "INSERT INTO tab VALUES (2, 'after')")
+    both.sync()
+    assert both.ours.rows(rows) == both.publisher.rows(rows) == both.native.rows(parts) == [(2, "after")]

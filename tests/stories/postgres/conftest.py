@@ -50,6 +50,8 @@ def both(
     """Databases for a native subscription and for ours. A parameter `Pair` says on which versions."""
     pair: Pair = getattr(request, "param", Pair())
     tested = version_under_test(request.config)
+    if pair.publisher is not None and request.config.getoption("--postgres") not in (None, pair.publisher):
+        pytest.skip(f"this is about PostgreSQL {pair.publisher}")
     for version in (pair.publisher, pair.subscriber):
         if version is not None and version not in BINARIES:
             pytest.skip(f"no PostgreSQL {version} on this machine")
