@@ -28,6 +28,7 @@ test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 
 test-long: $(READY)   ## the tests that take most of a minute each
 	@scripts/java
+	@scripts/versitygw
 	$(BIN)/pytest -m long --timeout 600 -n $(WORKERS) --dist worksteal
 
 test-matrix: $(READY)  ## the stories on every PostgreSQL from 14 to 18; ARGS="--postgres 14 -k mirror"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,3 +59,48 @@ class S3Server:
     def stop(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def versitygw() -> str | None:
+    """The program, if `scripts/versitygw` has got it or it is on the PATH."""
+    own = Path(__file__).parents[1] / ".servers" / "s3" / "versitygw"
+    return str(own) if own.exists() else shutil.which("versitygw")
+
+
+class VersityServer:
+    """versitygw: an S3 server over a directory, which serves several requests at the same time."""
+
+    def __init__(self, program: str) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="walmere-s3-"))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        keys = {
+            "ROOT_ACCESS_KEY": ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+            "ROOT_SECRET_KEY": ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+        }
+        self._process = subprocess.Popen(
+            [program, "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(self._root)],
+            env={**os.environ, **keys},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.endpoint = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, "versitygw does not start"
+                time.sleep(0.05)
+
+    def bucket(self) -> Bucket:
+        """A new bucket."""
+        name = f"t{secrets.token_hex(6)}"
+        (self._root / name).mkdir()
+        return Bucket(name, self.endpoint)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._root)

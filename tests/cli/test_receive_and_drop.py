@@ -114,6 +114,7 @@ KEYS = {
     "next_batch": None,
     "store": None,
     "queries": [],
+    "store": None,
     "error": None,
 }
 
