@@ -326,6 +326,10 @@ class Subscription:
         """
         from walmere.sinks.postgres.sink import PostgresSink
 
+        if self.config.subscription.store is not None:
+            from walmere.subscription.store import require_own
+
+            require_own(self.config)
         changelog = self.config.changelog
         lock = Lock(changelog) if changelog.exists() else None
         try:

@@ -149,6 +149,8 @@ class SubscriptionSettings(_Section):
     upload_seconds: float = Field(default=1.0, ge=0.05, le=60)
     upload_bytes: int = Field(default=16 << 20, ge=1 << 16, le=256 << 20)
     """What was received is put into the store at this age or size."""
+    cache_bytes: int = Field(default=1 << 30, ge=0)
+    """With a store: keep so many bytes of segments in the directory."""
 
     _paths = field_validator("directory", mode="before")(_path)
 

@@ -20,7 +20,7 @@ def open_cache(store: ObjectStore, directory: Path) -> Cache:
     """A local copy of the log, which is created if there is none."""
     cache = Cache(store, directory)
     if not cache.fill():
-        create_log(store, render_header(HEADER))
+        create_log(store, "shop", render_header(HEADER))
         assert cache.fill()
     return cache
 

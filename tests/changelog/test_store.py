@@ -237,7 +237,7 @@ def test_a_local_log_is_moved_to_the_store(store: ObjectStore, tmp_path: Path) -
         writer.flush()
     writer.close()
     assert not Cache(store, tmp_path / "a").fill()
-    assert import_log(store, tmp_path / "a", max_bytes=1)
+    assert import_log(store, "shop", tmp_path / "a", max_bytes=1)
     files = sorted((tmp_path / "a").glob("*.arrow"))
     assert elsewhere(store, tmp_path / "b") == TRUTH[:3]
     writer, assembly = begin_stored_log(store, tmp_path / "a")
@@ -255,7 +255,7 @@ def test_a_rolled_back_transaction_is_not_missed_when_a_log_is_moved(store: Obje
         assembly.feed(frames)
         writer.flush()
     writer.close()
-    assert import_log(store, tmp_path / "a", max_bytes=1 << 20)
+    assert import_log(store, "shop", tmp_path / "a", max_bytes=1 << 20)
     assert elsewhere(store, tmp_path / "b") == TRUTH
 
 

@@ -36,16 +36,16 @@ def writer_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
-def create_log(store: ObjectStore, lines: bytes) -> bool:
+def create_log(store: ObjectStore, subscription: str, lines: bytes) -> bool:
     """Create a log with this manifest, and no objects. Returns False if there is one already."""
-    return create_head(LogStore(store, f"{GENERATION}{secrets.token_hex(8)}"), lines, 1)
+    return create_head(LogStore(store, f"{GENERATION}{secrets.token_hex(8)}"), subscription, lines, 1)
 
 
-def create_head(log: LogStore, lines: bytes, number: int) -> bool:
+def create_head(log: LogStore, subscription: str, lines: bytes, number: int) -> bool:
     """Create the head of a log with this manifest, of all objects before a number. Returns False if there is a head."""
     manifest = _manifest_name(log.generation, number, 0)
     log.store.create(manifest, pack_manifest(lines))
-    head = Head(log.generation, epoch=0, writer="", manifest=manifest, manifest_epoch=0, number=number, oldest=1)
+    head = Head(log.generation, subscription, 0, "", manifest, manifest_epoch=0, number=number, oldest=1)
     if log.store.create(HEAD, head.render()):
         return True
     found = read_head(log.store)  # ours, if the answer was lost and another writer has raised the epoch meanwhile

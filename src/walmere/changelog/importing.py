@@ -19,7 +19,7 @@ from walmere.lsn import Lsn
 from walmere.object_store import ObjectStore
 
 
-def import_log(store: ObjectStore, directory: Path, max_bytes: int) -> bool:
+def import_log(store: ObjectStore, subscription: str, directory: Path, max_bytes: int) -> bool:
     """Put the log in a directory into the store. Returns False if there is a log in the store already."""
     log, writer = LogStore(store, f"{GENERATION}{secrets.token_hex(8)}"), writer_name()
     known: dict[str, Stored] = {}
@@ -37,7 +37,7 @@ def import_log(store: ObjectStore, directory: Path, max_bytes: int) -> bool:
             store.create(log.name(number), upload.content)
             known |= upload.places
             lines.append(upload.begin.lines)
-    return create_head(log, b"".join(lines), number + 1)
+    return create_head(log, subscription, b"".join(lines), number + 1)
 
 
 def _pieces(directory: Path, source: Manifest, max_bytes: int) -> Iterator[list[Entry]]:

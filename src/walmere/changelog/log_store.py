@@ -41,6 +41,7 @@ class Head:
     """The content of `head`."""
 
     generation: str
+    subscription: str  # its name
     epoch: int
     writer: str  # the start of a receiver that has this epoch, for people
     manifest: str  # name of the newest manifest

@@ -19,10 +19,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from walmere.changelog import manifest
@@ -30,6 +31,7 @@ from walmere.changelog.cache import Cache
 from walmere.changelog.claim import WINDOW, Claim
 from walmere.changelog.manifest import Entry, Header, Manifest, Prepared, Summary, summarise
 from walmere.changelog.objects import LogObject, Upload, build
+from walmere.changelog.recovery import data_files
 from walmere.changelog.segment import Segment, SegmentWriter, Stored
 from walmere.changelog.writer import Flusher, write_all
 from walmere.errors import ChangeLogError, StoreUnavailable
@@ -63,6 +65,7 @@ class _Put:
     """An object that is being put."""
 
     begin: LogObject
+    files: Mapping[str, int]  # its segment files, with their lengths
     end_lsn: Lsn | None
     done: Future[None]
 
@@ -70,8 +73,13 @@ class _Put:
 class Uploader(Flusher):
     """Makes what is written durable in a store."""
 
-    def __init__(self, cache: Cache, claim: Claim, *, seconds: float, max_bytes: int) -> None:
+    def __init__(
+        self, cache: Cache, claim: Claim, *, seconds: float, max_bytes: int, cache_bytes: int = 1 << 30
+    ) -> None:
         """The cache is filled. Fences off the writers before, and adopts what they have put last."""
+        self._cache_bytes = cache_bytes
+        self._cached = deque(_cached(cache.directory))
+        self._cached_bytes = sum(length for _, length in self._cached)
         self._claim = claim
         self._seconds = seconds
         self._max_bytes = max_bytes
@@ -115,6 +123,9 @@ class Uploader(Flusher):
         """Stop. What is not in the store by now is received again."""
         self._closing.set()
         super().close()
+
+    def hurry(self) -> None:
+        self._upload()
 
     def settle(self) -> None:
         self._upload()
@@ -166,7 +177,7 @@ class Uploader(Flusher):
         upload = build(self._claim.header(self._number), its.entries, files, self._spooled)
         self._number += 1
         self._remember(its.entries, upload)
-        put = _Put(upload.begin, its.end_lsn, Future())
+        put = _Put(upload.begin, its.files, its.end_lsn, Future())
         self._puts.append(put)
         threading.Thread(target=self._put, args=(put, upload.content), name="walmere-upload", daemon=True).start()
 
@@ -214,9 +225,19 @@ class Uploader(Flusher):
             write_all(self._manifest, put.begin.lines)
             if put.end_lsn is not None:
                 self.durable = max(self.durable, put.end_lsn)
+            self._trim_cache(put.files)
             number = put.begin.header.number + 1
             if number - self._claim.head.number >= MANIFEST_EVERY:
                 self._publish(number)
+
+    def _trim_cache(self, files: Mapping[str, int]) -> None:
+        """Delete the oldest segment files, if there are too many: they are in the store."""
+        self._cached.extend(files.items())
+        self._cached_bytes += sum(files.values())
+        while self._cached and self._cached_bytes > self._cache_bytes:
+            file, length = self._cached.popleft()
+            (self.directory / file).unlink(missing_ok=True)
+            self._cached_bytes -= length
 
     def _publish(self, number: int) -> None:
         """Put the manifest of everything before a number. If the store does not answer, the next object tries again."""
@@ -224,6 +245,11 @@ class Uploader(Flusher):
             self._claim.publish(number, (self.directory / manifest.NAME).read_bytes())
         except StoreUnavailable as error:
             _log.warning("%s: %s; retried later", error.doing, error.wrong)
+
+
+def _cached(directory: Path) -> list[tuple[str, int]]:
+    """The segment files that are there, oldest first, with their lengths."""
+    return [(file, (directory / file).stat().st_size) for file in sorted(data_files(directory))]
 
 
 def segments_of(entry: Entry) -> Iterable[Segment]:

@@ -72,6 +72,11 @@ class Writer:
         self._flusher.drain()
         self.check()
 
+    def hurry(self) -> None:
+        """End the current segment, and do not wait for more before it is made durable."""
+        self.cut()
+        self._flusher.submit(self._flusher.hurry)
+
     def close(self) -> None:
         """Stop the flusher. The current segment is deleted: it was never confirmed."""
         if self._current is not None:
@@ -206,6 +211,9 @@ class Flusher:
         """Delete segment files."""
         for file in files:
             (self.directory / file).unlink(missing_ok=True)
+
+    def hurry(self) -> None:
+        """Begin to make durable what the jobs before have stored."""
 
     def settle(self) -> None:
         """Wait until everything is durable that the jobs before have stored."""

@@ -45,7 +45,7 @@ from walmere.subscription.receiver_process import ReceiverProcess
 from walmere.subscription.shared_requests import POLL_INTERVAL, SharedRequests
 from walmere.subscription.shared_state import SharedState
 from walmere.subscription.state import Phase, TableState
-from walmere.subscription.store import probe, refresh_log
+from walmere.subscription.store import probe, refresh_log, require_own
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
 from walmere.subscription.upkeep import UpkeepScheduler
@@ -61,6 +61,8 @@ STOP_TIMEOUT: Final = 6.0
 _BACKOFF: Final = (0.1, 30.0)
 """Seconds before the query is started again: the first pause and the longest."""
 _POLL: Final = 0.05
+_STORE_RETRY: Final = 5.0
+"""Seconds before the store is asked again, if it does not answer at the start."""
 _JVM_EXIT_TIMEOUT: Final = 2.0
 """Seconds between the loss of the connections to the JVM and the end of its process, at most."""
 
@@ -175,9 +177,9 @@ class Launcher:
 
     def _run(self, until: Lsn | None) -> None:
         self._query = None
-        self._take_over_state()
+        self._take_over_state(until)
         self._prepare()
-        prepared = self._prepare_target()
+        prepared = self._prepare_target(until)
         with (
             self._receiver(until) as process,
             DaemonExecutor(CONCURRENT_COPIES, "copying") as copying,
@@ -191,7 +193,7 @@ class Launcher:
             if self._stopping.is_set():
                 return
             if not prepared:
-                self._prepare_target()
+                self._prepare_target(until)
             with manifest.Manifest(self._config.changelog) as log:
                 self._sync.follow_messages(self._messages_table(), log.header.start_lsn)
             copies = CopyScheduler(self._sync, self._tables, copying, catalog_reads, once=until is not None)
@@ -214,12 +216,20 @@ class Launcher:
         """What writes the local log: a receiver, or a copy of what one on another machine writes."""
         return ReceiverProcess(self._config_file, self._config, until) if self._receives else Follower(self._config)
 
-    def _take_over_state(self) -> None:
+    def _take_over_state(self, until: Lsn | None) -> None:
         """With a store: become its driver, and continue from the state that is there, if there is a log."""
-        if self._shared is not None and not self._shared.taken:
-            probe(self._shared.store)
-            if self._shared.take_over(self._stopping):
-                self._tables.reload()
+        while self._shared is not None and not self._shared.taken and not self._stopping.is_set():
+            try:
+                probe(self._shared.store)
+                require_own(self._config)
+                if self._shared.take_over(self._stopping):
+                    self._tables.reload()
+                return
+            except StoreUnavailable as error:
+                if until is not None:
+                    raise
+                _log.warning("%s: %s; retrying", error.doing, error.wrong)
+                self._stopping.wait(_STORE_RETRY)
 
     def _supervise(
         self, process: ReceiverProcess | Follower, copies: CopyScheduler, upkeep: DaemonExecutor, until: Lsn | None
@@ -277,11 +287,11 @@ class Launcher:
         self._sync.use(self.apply.claim(owner, published, take_over=self._take_over))
         self._claimed = True
 
-    def _prepare_target(self) -> bool:
+    def _prepare_target(self, until: Lsn | None) -> bool:
         """Compare target and state. Returns False if there is no change log yet, so nothing to compare."""
         if self._stopping.is_set() or not (self._config.changelog / manifest.NAME).exists():
             return False
-        self._take_over_state()
+        self._take_over_state(until)
         if not self._claimed:
             self._claim()
         with manifest.Manifest(self._config.changelog) as log:

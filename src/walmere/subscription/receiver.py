@@ -60,7 +60,7 @@ from walmere.storage import Lock
 from walmere.subscription.heartbeat import Heartbeat
 from walmere.subscription.progress import SinkPositions
 from walmere.subscription.shared_state import SharedPositions
-from walmere.subscription.store import cache_of, probe, refresh_log
+from walmere.subscription.store import cache_of, probe, refresh_log, require_own
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ FEED_BYTES: Final = 4 << 20
 """Pass messages to the log when this many bytes have arrived."""
 READ_PAUSE: Final = 0.05
 """Seconds without reading when the socket is empty and more is likely to come."""
+UPLOAD_PAUSE: Final = 0.02
+"""With a store: seconds between two looks at an upload, which takes longer than an fsync."""
 FEEDBACK_INTERVAL: Final = 1.0
 """Seconds between two status updates while the durable position moves."""
 MAX_FEEDBACK_INTERVAL: Final = 9.0
@@ -184,7 +186,7 @@ class Receiver:
         frames: list[memoryview] = []  # may begin with an unfinished transaction, which the last feed has returned
         size = 0  # of what has arrived since the last feed
         oldest = sent = time.monotonic()
-        reply_pending = False
+        reply_pending = hurried = False
         while True:
             writer.check()
             session.heartbeat.check()
@@ -209,6 +211,9 @@ class Receiver:
             is_due = ending or stream.reply_requested or now - sent >= MAX_FEEDBACK_INTERVAL
             if not frames and (must_confirm or (is_due and log.may_record_position(stream.keepalive_lsn, now))):
                 assembly.advance(stream.keepalive_lsn)
+            if until is not None and not hurried and assembly.position >= until:
+                hurried = True
+                writer.hurry()
             self._remove_old_segments(writer, now)
             if ending:
                 writer.flush()
@@ -242,7 +247,12 @@ class Receiver:
         if due is not None:
             time.sleep(max(0.0, min(READ_PAUSE, due)))
         elif writer.busy or not writer.settled:
-            time.sleep(0.002)
+            if self._cache is None:
+                time.sleep(0.002)
+            elif writer.busy:
+                time.sleep(UPLOAD_PAUSE)
+            else:
+                stream.wait(UPLOAD_PAUSE)
         else:
             stream.wait(0.25)
 
@@ -304,7 +314,13 @@ class _Log:
         self._claim = None if cache is None else Claim(cache.store, cache.head.generation)
         uploader, segment_bytes = None, its.segment_bytes
         if cache is not None and self._claim is not None:
-            uploader = Uploader(cache, self._claim, seconds=its.upload_seconds, max_bytes=its.upload_bytes)
+            uploader = Uploader(
+                cache,
+                self._claim,
+                seconds=its.upload_seconds,
+                max_bytes=its.upload_bytes,
+                cache_bytes=its.cache_bytes,
+            )
             segment_bytes = min(segment_bytes, its.upload_bytes)
         self.cut_seconds = its.segment_seconds if cache is None else its.upload_seconds
         self.writer = Writer(config.changelog, confirmed, segment_bytes=segment_bytes, uploader=uploader)
@@ -351,12 +367,13 @@ class _Session:
 
         `cache`: the log is in a store, and its local copy is made first.
         """
-        source = self._config.source
+        source, its = self._config.source, self._config.subscription
         if cache is not None:
             probe(cache.store)
+            require_own(self._config)
             if not cache.fill() and cache.local_only:
                 _log.warning("moving the change log in %s to %s", directory, cache.store.url)
-                import_log(cache.store, directory, self._config.subscription.upload_bytes)
+                import_log(cache.store, its.name, directory, its.upload_bytes)
                 cache.fill()
         header = header_of(directory)
         with translate_errors(source, "preparing to receive"):
@@ -382,7 +399,7 @@ class _Session:
                 new = Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid)
                 if cache is None:
                     create(directory, new)
-                elif create_log(cache.store, render_header(new)):
+                elif create_log(cache.store, its.name, render_header(new)):
                     cache.fill()
                 else:  # another process has created it at the same time
                     return self.prepare(directory, cache)
@@ -449,7 +466,8 @@ class _Session:
 
 def _require_same_system(header: Header, system: System, config: Config) -> None:
     """Refuse another system, database or slot than the one that the log was received from."""
-    doing = f"continuing the change log in {config.changelog}"
+    place = config.subscription.store or config.changelog
+    doing = f"continuing the change log in {place}"
     if header.system_identifier != system.identifier:
         raise WrongSystem(
             doing,
@@ -459,5 +477,7 @@ def _require_same_system(header: Header, system: System, config: Config) -> None
     for what, had, has in (("database", header.database, system.database), ("slot", header.slot, config.source.slot)):
         if had != has:
             raise ChangeLogMismatch(
-                doing, f"it was received from {what} {had}, not {has}", "use another subscription.directory"
+                doing,
+                f"it was received from {what} {had}, not {has}",
+                f"use another subscription.{'directory' if config.subscription.store is None else 'store'}",
             )

@@ -13,7 +13,7 @@ from typing import Any
 from walmere.changelog.cache import Cache
 from walmere.changelog.log_store import GENERATION, HEAD, read_head
 from walmere.config import Config
-from walmere.errors import ChangeLogInUse
+from walmere.errors import ChangeLogInUse, ChangeLogMismatch
 from walmere.object_store import ObjectStore, open_store
 from walmere.storage import Lock
 
@@ -30,11 +30,24 @@ def cache_of(config: Config) -> Cache | None:
     return None if store is None else Cache(store, config.changelog)
 
 
+def require_own(config: Config) -> None:
+    """Refuse a store that another subscription uses. Call it before anything there is changed."""
+    store = store_of_config(config)
+    head = None if store is None else read_head(store)
+    if store is not None and head is not None and head[0].subscription != config.subscription.name:
+        raise ChangeLogMismatch(
+            f"opening the change log in {store.url}",
+            f"it belongs to subscription {head[0].subscription}, not to {config.subscription.name}",
+            "set subscription.store to another URL",
+        )
+
+
 def refresh_log(config: Config) -> None:
     """Bring the local copy of the log up to date, unless a process on this machine does that all the time."""
     cache = cache_of(config)
     if cache is None:
         return
+    require_own(config)
     try:
         with closing(Lock(config.changelog)):
             cache.fill()
