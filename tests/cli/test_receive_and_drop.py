@@ -114,7 +114,6 @@ KEYS = {
     "next_batch": None,
     "store": None,
     "queries": [],
-    "store": None,
     "error": None,
 }
 
