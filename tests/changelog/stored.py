@@ -26,10 +26,17 @@ def open_cache(store: ObjectStore, directory: Path) -> Cache:
 
 
 def begin_stored_log(
-    store: ObjectStore, directory: Path, *, seconds: float = 0.0, max_bytes: int = 1 << 20, segment_bytes: int = 1 << 20
+    store: ObjectStore,
+    directory: Path,
+    *,
+    seconds: float = 0.0,
+    max_bytes: int = 1 << 20,
+    segment_bytes: int = 1 << 20,
+    cache_bytes: int = 1 << 30,
 ) -> tuple[Writer, Assembly]:
     """Take over the log, as a receiver does."""
     cache = open_cache(store, directory)
-    uploader = Uploader(cache, Claim(store, cache.head.generation), seconds=seconds, max_bytes=max_bytes)
+    claim = Claim(store, cache.head.generation)
+    uploader = Uploader(cache, claim, seconds=seconds, max_bytes=max_bytes, cache_bytes=cache_bytes)
     writer = Writer(directory, START, segment_bytes=segment_bytes, uploader=uploader)
     return writer, Assembly(writer)

@@ -229,6 +229,19 @@ def test_a_cache_is_used_and_repaired(store: ObjectStore, tmp_path: Path) -> Non
     assert read(tmp_path / "a") == [["0"], ["1"], ["2"]]
 
 
+def test_a_small_cache_keeps_the_newest_segments(store: ObjectStore, tmp_path: Path) -> None:
+    source = Walsender()
+    for start in range(2):
+        writer, assembly = begin_stored_log(store, tmp_path / "a", cache_bytes=4000)
+        for number in range(5 * start, 5 * start + 5):
+            assembly.feed(source.inserts(number))
+            writer.flush()
+        writer.close()
+        sizes = [path.stat().st_size for path in (tmp_path / "a").glob("*.arrow")]
+        assert 0 < sum(sizes) <= 4000
+    assert read(tmp_path / "a") == [[str(number)] for number in range(10)]
+
+
 def test_a_local_log_is_moved_to_the_store(store: ObjectStore, tmp_path: Path) -> None:
     writer, assembly = begin_log(tmp_path / "a")
     pieces = stream()

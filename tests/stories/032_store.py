@@ -408,6 +408,11 @@ def test_drop_deletes_the_objects_and_a_new_start_begins_anew(
     other = write_stored_config(database, tmp_path, bucket, "b")
     database.execute("INSERT INTO t VALUES (1)")
     assert here("receive", "-c", file, "--once")[0] == 0
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(other.read_text().replace("'test'", "'somebody'"))
+    for command in ("receive", "drop"):
+        code, _, error = here(command, "-c", wrong)
+        assert (code, "it belongs to subscription test, not to somebody" in error) == (1, True)
     store = open_store(f"{bucket.url}/walmere/shop", bucket.options)
     store.put("beside", b"of somebody else")
     assert read_head(store) is not None
