@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from walmere import config as configuration
 from walmere import paths
 from walmere.config import Config, PostgresTarget
-from walmere.errors import ChangeLogError, ChangeLogInUse, ConfigError, WalmereError
+from walmere.errors import ChangeLogError, ChangeLogInUse, ConfigError, StoreUnavailable, WalmereError
 from walmere.libpq import check_dsn
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
@@ -154,8 +154,11 @@ class Subscription:
             from walmere.subscription.shared_state import refresh_state
             from walmere.subscription.store import refresh_log
 
-            refresh_log(self.config)
-            refresh_state(self.config)
+            try:
+                refresh_log(self.config)
+                refresh_state(self.config)
+            except StoreUnavailable as error:
+                _log.warning("%s: %s; using the local copy", error.doing, error.wrong)
 
     def stop(self) -> None:
         """End `run` or `receive` soon; if neither is running, end the next call at once. Safe in a signal handler."""

@@ -188,6 +188,37 @@ def test_another_machine_goes_on_between_any_two_messages(store: ObjectStore, tm
     assert read(tmp_path / "b") == elsewhere(store, tmp_path / "c") == TRUTH
 
 
+def test_a_transaction_that_is_prepared_and_rolled_back_in_one_upload(store: ObjectStore, tmp_path: Path) -> None:
+    source = Walsender()
+    writer, assembly = begin_stored_log(store, tmp_path / "a", seconds=60)
+    assembly.feed(source.prepared(b"p", relation(), insert(1)))
+    assembly.feed(source.rollback_prepared(b"p"))
+    assembly.feed(source.inserts(2))
+    assembly.feed(source.prepared(b"p", insert(3)))
+    writer.flush()
+    assembly.feed(source.rollback_prepared(b"p"))
+    assembly.feed(source.prepared(b"p", insert(4)))
+    assembly.feed(source.commit_prepared(b"p"))
+    writer.flush()
+    retention.submit(writer, source.lsn, -1)
+    writer.flush()
+    assert numbers(store) == [], "no object is kept for what was rolled back"
+    assembly.feed(source.inserts(5))
+    writer.flush()
+    writer.close()
+    assert read(tmp_path / "a") == elsewhere(store, tmp_path / "b") == [["5"]]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_all_kinds_of_transactions_in_one_upload(store: ObjectStore, tmp_path: Path, seconds: float) -> None:
+    writer, assembly = begin_stored_log(store, tmp_path / "a", seconds=seconds)
+    for frames in stream():
+        assembly.feed(frames)
+    writer.flush()
+    writer.close()
+    assert read(tmp_path / "a") == elsewhere(store, tmp_path / "b") == TRUTH
+
+
 def test_a_large_transaction_is_put_while_it_is_in_progress(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -566,6 +597,33 @@ def test_a_start_reads_few_objects(store: ObjectStore, tmp_path: Path, monkeypat
     assert numbers(store)[-1] - found[0].number < 5
     assert len(list(store.list(f"{found[0].generation}/manifest"))) == 1
     assert elsewhere(store, tmp_path / "b") == [[str(number)] for number in range(23)]
+    for _ in range(4):  # receivers that have nothing to put
+        begin_stored_log(store, tmp_path / "a")[0].close()
+    assert len(numbers(store)) < 23 + 2 * WINDOW
+    assert elsewhere(store, tmp_path / "c") == [[str(number)] for number in range(23)]
+
+
+def test_a_manifest_keeps_the_objects_of_a_transaction_in_progress(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "MANIFEST_EVERY", 2)
+    monkeypatch.setattr("walmere.changelog.assembly.SPOOL_BYTES", 1)
+    source = Walsender()
+    writer, assembly = begin_stored_log(store, tmp_path / "a", segment_bytes=1 << 10)
+    assembly.feed(source.prepared(b"p", relation(), insert(1)))
+    writer.flush()
+    frames = source.transaction(relation(U), *(insert(number, U) for number in range(500)))
+    rest: list[memoryview] = []
+    for at in range(0, len(frames), 50):  # each piece is an object without a line
+        rest = assembly.feed([*rest, *frames[at : at + 50]])
+    for number in range(1000, 1010):
+        assembly.feed(source.inserts(number))
+        writer.flush()
+    assembly.feed(source.commit_prepared(b"p"))
+    writer.flush()
+    writer.close()
+    whole = [[str(number) for number in range(500)], *([str(number)] for number in range(1000, 1010)), ["1"]]
+    assert elsewhere(store, tmp_path / "b") == whole
 
 
 # Damage

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import threading
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from typing import Final
 from walmere.changelog import manifest
 from walmere.changelog.cache import Cache
 from walmere.changelog.claim import WINDOW, Claim
-from walmere.changelog.manifest import Entry, Header, Manifest, Prepared, Summary, summarise
+from walmere.changelog.manifest import Entry, Header, Manifest, Prepared, RolledBack, Summary, summarise
 from walmere.changelog.objects import LogObject, Upload, build
 from walmere.changelog.recovery import data_files
 from walmere.changelog.segment import Segment, SegmentWriter, Stored
@@ -44,6 +45,8 @@ MANIFEST_EVERY: Final = 1000
 _PAUSES: Final = (0.2, 10.0)
 """Seconds before a put is repeated: the first pause and the longest."""
 _POLL: Final = 0.1
+_STORED: Final = re.compile(rb'"stored":\[(\d+),')
+"""In a line of the manifest: the number of the object that has a segment."""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class Uploader(Flusher):
         self, cache: Cache, claim: Claim, *, seconds: float, max_bytes: int, cache_bytes: int = 1 << 30
     ) -> None:
         """The cache is filled. Fences off the writers before, and adopts what they have put last."""
+        self.directory = cache.directory
         self._cache_bytes = cache_bytes
         self._cached = deque(_cached(cache.directory))
         self._cached_bytes = sum(length for _, length in self._cached)
@@ -91,7 +95,10 @@ class Uploader(Flusher):
         self._collected = _Collected()
         self._puts: deque[_Put] = deque()
         self._spooled: dict[str, Stored] = {}  # where segments are that no record has named yet, or that are prepared
+        self._prepared: dict[str, set[str]] = {}  # their segments, by gid
         self._closing = threading.Event()
+        if self._number - claim.head.number >= MANIFEST_EVERY:  # also of a receiver that never has anything to put
+            self._publish(self._number)
         super().__init__(cache.directory, self.summary.end_lsn)
 
     def check(self) -> None:
@@ -109,11 +116,13 @@ class Uploader(Flusher):
         its.since = min([its.since or now, *(writer.opened for writer in writers)])
 
     def remove(self, files: Iterable[str]) -> None:
-        files = list(files)
-        for file in files:
+        # a transaction may be prepared and rolled back within one object: its record needs its segments
+        needed = {segment.file for entry in self._collected.entries for segment in segments_of(entry)}
+        unused = [file for file in files if file not in needed]
+        for file in unused:
             self._spooled.pop(file, None)
-            self._collected.files.pop(file, None)  # no record names it, and none will
-        super().remove(files)
+            self._collected.files.pop(file, None)
+        super().remove(unused)
 
     def drain(self) -> None:
         self.submit(self.settle)
@@ -185,9 +194,14 @@ class Uploader(Flusher):
         """Remember where segments are that a later record will name."""
         self._spooled |= upload.places
         for entry in entries:
-            if not isinstance(entry, Prepared):  # its COMMIT PREPARED will name them again
-                for segment in segments_of(entry):
-                    self._spooled.pop(segment.file, None)
+            named = {segment.file for segment in segments_of(entry)}
+            if isinstance(entry, Prepared):  # its COMMIT PREPARED will name them again
+                self._prepared[entry.gid] = named
+                continue
+            if isinstance(entry, RolledBack):
+                named = self._prepared.pop(entry.gid, named)
+            for file in named:
+                self._spooled.pop(file, None)
 
     def _put(self, put: _Put, content: bytes) -> None:
         """Put an object; repeats it while the store does not answer."""
@@ -241,8 +255,13 @@ class Uploader(Flusher):
 
     def _publish(self, number: int) -> None:
         """Put the manifest of everything before a number. If the store does not answer, the next object tries again."""
+        lines = (self.directory / manifest.NAME).read_bytes()
+        needed = {stored.number for stored in self._spooled.values()}
+        for some in (lines, *(put.begin.lines for put in self._puts)):  # what is being put may need older objects, too
+            needed.update(map(int, _STORED.findall(some)))
         try:
-            self._claim.publish(number, (self.directory / manifest.NAME).read_bytes())
+            self._claim.publish(number, lines, min(needed, default=number))
+            self._claim.delete_objects(needed)  # fences, and what was rolled back
         except StoreUnavailable as error:
             _log.warning("%s: %s; retried later", error.doing, error.wrong)
 

@@ -209,6 +209,8 @@ def _lag_seconds(source: _Source, log: _Log, *, receiving: bool) -> float | None
 def _receiver(config: Config, source: _Source, log: _Log) -> dict[str, Any]:
     """How far the log is behind the source."""
     running = Lock.holder(config.changelog) is not None
+    if config.subscription.store is not None:  # or on another machine
+        running |= source.slot is not None and source.slot.active
     reached = source.sent if running and source.sent is not None else _received(config, log.end)
     behind = _bytes(source.wal, reached)
     seconds: float | None = None
