@@ -47,7 +47,7 @@ class Worker:
     @property
     def pids(self) -> list[int]:
         """The worker, its executors and their Python processes: all that run in its session."""
-        return [] if self._process is None else _session(self._process.pid)
+        return [] if self._process is None else session_of(self._process.pid)
 
     def kill(self) -> None:
         """End the machine: kill -9 of all its processes."""
@@ -100,11 +100,7 @@ class Cluster:
         self._master = self.java(self.private("master"), "org.apache.spark.deploy.master.Master", *arguments)
         for worker in self.workers:
             worker.start()
-        self.wait(lambda: self.alive() == len(self.workers), "its workers to register")
-
-    def alive(self) -> int:
-        """How many workers the master knows to be alive."""
-        return int(self.state().get("aliveworkers", 0))
+        self.wait(lambda: self.state().get("aliveworkers") == len(self.workers), "its workers to register")
 
     def state(self) -> dict[str, Any]:
         """What the master says about workers and applications."""
@@ -173,7 +169,7 @@ class Cluster:
             )
 
 
-def _session(leader: int) -> list[int]:
+def session_of(leader: int) -> list[int]:
     """The processes of a session that have not ended."""
     found = []
     for entry in Path("/proc").iterdir():

@@ -1,0 +1,178 @@
+"""A subscription on a cluster: the machine of its driver, which can be lost, and what Spark has logged of its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mirror import Mirror
+from object_stores import ENVIRONMENT, Bucket
+from processes import eventually
+from walmere.errors import SinkMismatch
+from walmere.storage import Lock
+from walmere.testing.cluster import Cluster, session_of
+
+EVENTS = "events"
+
+
+class Machine(Mirror):
+    """A driver's machine. Nobody else can read its directory; tables and log are in a bucket."""
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        directory: Path,
+        bucket: Bucket,
+        cluster: Cluster,
+        *,
+        spark: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None,
+        target: str | None = None,
+    ) -> None:
+        """`mirror` has the source. `spark`: more settings. `target`: another section [target]."""
+        self.database = mirror.database
+        self._failures: list[BaseException] = []
+        self.directory = directory
+        self.file = directory / "walmere.toml"
+        self.output = directory / "output"
+        self._variables = {**ENVIRONMENT, **(variables or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        directory.mkdir(mode=0o700)
+        (directory / EVENTS).mkdir()
+        given = {
+            **cluster.settings,
+            "spark.executor.memory": "512m",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": f"file://{directory / EVENTS}",
+            "spark.eventLog.compress": "false",
+            "spark.local.dir": str(directory / "local"),
+            **(spark or {}),
+        }
+        settings = "\n".join(f'"{name}" = {json.dumps(value)}' for name, value in given.items())
+        text = mirror.file.read_text().partition("[subscription]")[0]
+        self.file.write_text(
+            f"""{text}
+[subscription]
+name = "{self.database.name}"
+directory = "subscription"
+store = "{bucket.url}/log"
+upload_seconds = 0.2
+{target or f'[target]{chr(10)}path = "{bucket.url}/lake"'}
+[storage]
+endpoint = "{bucket.endpoint}"
+region = "us-east-1"
+[maintenance]
+[spark]
+master = "{cluster.url}"
+{settings}
+"""
+        )
+
+    def start(self, *arguments: str) -> None:
+        """Start a command of walmere, with its children in a session of its own."""
+        with self.output.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "walmere", *arguments, "-c", str(self.file)],
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **self._variables},
+                start_new_session=True,
+                cwd=self.directory,
+            )
+
+    def walmere(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "walmere", *arguments, "-c", str(self.file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+            env={**os.environ, **self._variables},
+            cwd=self.directory,
+        )
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes of the session: driver, receiver, Spark."""
+        assert self._process is not None
+        for pid in session_of(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def ended(self, seconds: float = 60) -> int:
+        """Wait for the command to end by itself. Returns its exit code."""
+        assert self._process is not None
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {self.said()}") from None
+
+    def stop(self) -> None:
+        """As `systemctl stop`: the command ends by itself."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        assert self.ended() == 0, self.said()
+
+    def burn(self) -> None:
+        """Lose the machine: all its processes, and its disk."""
+        self.end()
+        shutil.rmtree(self.directory)
+
+    def end(self) -> None:
+        """Kill what is still running."""
+        if self._process is not None:
+            while session_of(self._process.pid):
+                self.signal(signal.SIGKILL)
+                self._process.poll()
+            self._process.wait()
+            self._process = None
+
+    def said(self) -> str:
+        """What the command has printed."""
+        return self.output.read_text(errors="replace")[-4000:]
+
+    def runs(self) -> bool:
+        """Whether the subscription runs here. Raises if the command has ended."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.said()
+        return Lock.holder(self.config.subscription.directory / "run") is not None
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What Spark has logged so far."""
+        for path in sorted((self.directory / EVENTS).rglob("events_*")):
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(ValueError):  # it is just being written
+                    yield json.loads(line)
+
+    def executors(self, job: str) -> set[str]:
+        """The executors that have completed tasks of our jobs of this kind: copy, apply, upkeep, verify."""
+        stages: set[int] = set()
+        found: set[str] = set()
+        for event in self.events():
+            match event["Event"]:
+                case "SparkListenerJobStart" if f"walmere-{job}-" in event["Properties"].get("spark.job.tags", ""):
+                    stages.update(event["Stage IDs"])
+                case "SparkListenerTaskEnd" if event["Stage ID"] in stages:
+                    if event["Task End Reason"]["Reason"] == "Success":
+                        found.add(event["Task Info"]["Executor ID"])
+        return found
+
+    def wait_for(self, what: str, *tables: str, seconds: float = 90) -> None:
+        """Wait until these tables are equal to their source. Fails if the command ends."""
+
+        def equal() -> bool:
+            self.runs()
+            with contextlib.suppress(AssertionError, SinkMismatch):
+                self.assert_equal(*tables)
+                return True
+            return False
+
+        eventually(equal, seconds, lambda: f"{what}: {self.said()}", every=0.25)
