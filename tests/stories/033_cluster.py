@@ -92,6 +92,7 @@ def assert_no_secret(*places: Path) -> None:
                 assert not [secret for secret in SECRETS if secret in content], path
 
 
+@pytest.mark.long
 def test_copy_and_changes_are_the_work_of_executors_that_share_nothing_with_the_driver(
     source: Database, cluster: Cluster, machine: Start, bucket: Bucket
 ) -> None:
