@@ -420,6 +420,19 @@ def test_a_row_is_found_by_values_that_the_target_has_rounded_or_padded(
     clean(database)
 
 
+def test_a_key_that_is_longer_than_the_targets_column_finds_no_other_row(database: Database) -> None:
+    database.execute("CREATE TABLE t (id varchar(3) PRIMARY KEY, v text)")
+    schema = pa.schema([("id", pa.string()), ("v", pa.string())])
+    writer = DatabaseWriter(sink_of(database))
+    copy = writer.begin_copy(TABLE, schema)
+    copy.range(0, [("abc", "stays")])
+    copy.commit(100)
+    writer.apply(TABLE, [Change("D", None, ("abcdef", None), ord("K"))], 200, BY_ID, schema)
+    assert database.rows("SELECT * FROM t") == [("abc", "stays")]
+    assert [conflict for conflict, *_ in conflicts(database)] == ["delete_missing"]
+    clean(database)
+
+
 def test_no_value_of_a_row_is_shown(database: Database) -> None:
     schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
     for kind, value, identity in (("smallint", "4111111", BY_ID), ("text UNIQUE", "secret", Identity("f", ()))):

@@ -83,6 +83,14 @@ class TargetColumn:
         return SQL("=") if self.operator_schema is None else SQL(f"OPERATOR({self.operator_schema}.=)")
 
     @property
+    def compared(self) -> str:
+        """For a value that is compared: with the modifier, by which the target has rounded or padded its values.
+
+        Not for text of a limited length: a cast would cut off what is too long, and another row would be found.
+        """
+        return self.type if self.declared.startswith(("character varying", "bit varying")) else self.declared
+
+    @property
     def sql(self) -> Identifier:
         return Identifier(self.name)
 

@@ -277,7 +277,7 @@ def _found(changes: RowChanges) -> Composable:
     relation = changes.relation
     places = {name: place + 1 for place, name in enumerate(changes.old.column_names)}
     # with the modifier of the target's column: it has rounded or padded the value when the row was written
-    wanted = {name: SQL(f"(r.old)[{place}]::{relation.columns[name].declared}") for name, place in places.items()}
+    wanted = {name: SQL(f"(r.old)[{place}]::{relation.columns[name].compared}") for name, place in places.items()}
 
     def same(names: Sequence[str]) -> Composable:
         return SQL(" AND ").join(

@@ -89,7 +89,7 @@ def _delete_counted(relation: TargetRelation, deletes: pa.Table, copies: NDArray
     columns = [relation.columns[name] for name in deletes.column_names]
     here = SQL("ROW({})::text").format(SQL(", ").join(SQL("t.{}").format(each.sql) for each in columns))
     wanted = SQL("ROW({})::text").format(
-        SQL(", ").join(SQL(f"s.c{number}::{each.declared}") for number, each in enumerate(columns))
+        SQL(", ").join(SQL(f"s.c{number}::{each.compared}") for number, each in enumerate(columns))
     )
     arrays = SQL(", ").join(SQL(f"${number + 1}::text[]") for number in range(len(columns)))
     names = SQL(", ").join(SQL(f"c{number}") for number in range(len(columns)))
@@ -128,7 +128,7 @@ def _primary_key(relation: TargetRelation, names: Sequence[str]) -> Composable:
         return SQL("")
     same = SQL("t.{} {} w.{} AND ")
     return SQL("").join(
-        same.format(column.sql, column.equals, SQL(f"c{names.index(column.name)}::{column.declared}"))
+        same.format(column.sql, column.equals, SQL(f"c{names.index(column.name)}::{column.compared}"))
         for column in map(relation.columns.__getitem__, relation.primary_key)
     )
 
@@ -179,6 +179,6 @@ def _set(relation: TargetRelation, places: Sequence[str], keys: Mapping[str, str
 
 def _same_key(relation: TargetRelation, places: dict[str, str]) -> Composed:
     def same(column: TargetColumn, place: str) -> Composed:
-        return SQL("t.{} {} s.{}").format(column.sql, column.equals, SQL(f"{place}::{column.declared}"))
+        return SQL("t.{} {} s.{}").format(column.sql, column.equals, SQL(f"{place}::{column.compared}"))
 
     return SQL(" AND ").join(same(relation.columns[name], place) for name, place in places.items())
