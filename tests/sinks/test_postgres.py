@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from sinks.histories import SCHEMA, Change, Row, delete, insert, row, same_rows,
 from sinks.subjects import BY_ID, DatabaseWriter, text_changes
 from walmere.apply.fold_rows import fold_rows
 from walmere.config import PostgresTarget
-from walmere.errors import ColumnMissing, Conflict, SinkError, SinkMismatch, SinkRefused, WalmereError
+from walmere.errors import ColumnMissing, Conflict, SinkMismatch, SinkRefused, WalmereError
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
@@ -483,23 +482,3 @@ def test_drop_leaves_a_subscription_whose_name_begins_with_its_own(database: Dat
         ("walmere_test_copy_of_another",)
     ]
     database.execute("SELECT pg_replication_origin_drop('walmere_test_copy_of_another')")
-
-
-@pytest.mark.server(settings={"max_active_replication_origins": "2"})
-@pytest.mark.since(18, "max_active_replication_origins")
-def test_copies_leave_an_origin_for_the_changes_and_tasks_wait_for_each_other(private_server: Server) -> None:
-    """An origin keeps its place in the server when it is not used any more."""
-    database = Database(private_server)
-    database.execute(CREATE, "ALTER TABLE t ADD PRIMARY KEY (id)", "CREATE TABLE u (id int)")
-    sink = sink_of(database)
-    copy = DatabaseWriter(sink).begin_copy(TABLE, SCHEMA)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: copy.range(number, [row(number)]), range(8)))
-    copy.commit(100)
-    do(sink, insert(8))
-    assert same_rows(found(database), map(row, range(9)))
-    other = replace(sink, subscription="other")
-    with pytest.raises(SinkError, match="could not find free replication state slot") as refused:
-        other.begin_copy(TableName("public", "u"), ["id"])
-    assert "increase max_active_replication_origins" in refused.value.hint
-    database.drop()

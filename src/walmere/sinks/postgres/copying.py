@@ -33,8 +33,10 @@ from walmere.sinks.postgres.state import State
 from walmere.sinks.postgres.statements import copy_into
 
 _CREATED, _DIRECT, _STAGED = "created", "direct", "staged"
+_ORIGINS: Final = 16
+"""Tasks that copy at the same time have an origin each, because an origin can be used by one session."""
 _ORIGIN_WAIT: Final = 600.0
-"""Seconds to wait for a free origin: there may be fewer than tasks."""
+"""Seconds to wait for a free origin: the server may allow fewer than there are tasks."""
 
 
 class Creation(Protocol):
@@ -69,7 +71,7 @@ class Copy:
     direct: bool
     created: bool = False  # the table was created for this copy, or for one that has failed
     after: tuple[str, ...] = ()  # statements after the rows are copied
-    origins: int = 0  # that sessions use, each one of them; 0: the role may not
+    use_origin: bool = False
 
     @property
     def stored(self) -> str:
@@ -201,7 +203,6 @@ def begin(
         closing(connect(address, f"walmere {state.subscription} copy")) as connection,
     ):
         state.create(connection)
-        origins = origin.reserve(connection, state.subscription) if origin.may_use(connection) else 0
         with connection.transaction():
             state.put(connection, table, owner)
             stored = state.read(connection, [table], "FOR UPDATE OF t")[table]
@@ -217,6 +218,7 @@ def begin(
                 undo(connection, state, table, stored.copy)
             [row] = connection.execute(SQL("SELECT EXISTS(SELECT FROM {})").format(relation.only)).fetchall()
             direct = not row[0] and not relation.has_triggers
+            use_origin = origin.may_use(connection)
             copy = Copy(
                 address,
                 state,
@@ -226,7 +228,7 @@ def begin(
                 direct,
                 created,
                 definition.after if created and definition is not None else (),
-                origins,
+                use_origin,
             )
             if not direct:
                 columns = SQL(", ").join(map(Identifier, names))
@@ -309,16 +311,16 @@ def _staging(state: State, number: str) -> Identifier:
 @contextmanager
 def _origin(copy: Copy, connection: Connection) -> Iterator[None]:
     """Mark what the session writes with an origin, so that a publication with origin = none does not publish it."""
-    if not copy.origins:
+    if not copy.use_origin:
         yield
         return
-    names = origin.copy_names(copy.state.subscription, copy.origins)
+    names = [f"{origin.name_of(copy.state.subscription)}_copy_{number}" for number in range(_ORIGINS)]
     deadline = time.monotonic() + _ORIGIN_WAIT
     while not any(_uses(connection, name) for name in names):
         if time.monotonic() > deadline:
             raise SinkUnavailable(
                 "using a replication origin at the target",
-                f"none of {copy.origins} was free for {_ORIGIN_WAIT:.0f} s",
+                f"none was free for {_ORIGIN_WAIT:.0f} s",
                 "increase max_active_replication_origins there (before PostgreSQL 18: max_replication_slots)",
             )
         time.sleep(0.2)

@@ -12,7 +12,7 @@ from typing import Final
 
 from psycopg import errors as pg
 
-from walmere.errors import SinkError, SinkUnavailable
+from walmere.errors import SinkUnavailable
 from walmere.lsn import Lsn
 from walmere.sinks.postgres.connect import Connection
 
@@ -20,8 +20,6 @@ _WAIT: Final = 30.0
 """Seconds to wait for another session that uses the origin."""
 _OURS: Final = "roname = $1 OR (starts_with(roname, $1) AND substr(roname, length($1) + 1) ~ '^_copy_[0-9]+$')"
 """The condition for the origins of a subscription, whose name may be the beginning of another one's."""
-_COPIES: Final = 16
-"""Tasks that copy at the same time have an origin each, because an origin can be used by one session."""
 _FUNCTIONS: Final = (
     "pg_replication_origin_create(text)",
     "pg_replication_origin_drop(text)",
@@ -66,36 +64,6 @@ def use(connection: Connection, name: str) -> None:
     with suppress(pg.UniqueViolation):  # created by another session at the same time
         connection.execute(create, [name])
     connection.execute("SELECT pg_replication_origin_session_setup($1)", [name])
-
-
-def reserve(connection: Connection, subscription: str) -> int:
-    """Give the subscription's origin its place in the server, before copies use others. Returns how many they may use.
-
-    An origin keeps its place until it is dropped, and the server has few. So copies use half of those that are left:
-    fewer tasks then copy at the same time.
-    """
-    doing = "using a replication origin at the target"
-    hint = "increase max_active_replication_origins there (before PostgreSQL 18: max_replication_slots)"
-    try:
-        use(connection, name_of(subscription))
-        reset(connection)
-    except pg.ObjectInUse:
-        pass  # it has its place
-    except pg.ConfigurationLimitExceeded as error:
-        raise SinkError(doing, " ".join((error.diag.message_primary or "").split()), hint) from None
-    query = (
-        "SELECT coalesce(current_setting('max_active_replication_origins', true),"  # noqa: S608
-        f" current_setting('max_replication_slots'))::int - count(*) FROM pg_replication_origin WHERE NOT ({_OURS})"
-    )
-    [(free,)] = connection.execute(query, [name_of(subscription)]).fetchall()
-    if free < 2:
-        raise SinkError(doing, "a copy needs one, and the server has no place for another", hint)
-    return max(1, min(_COPIES, (int(free) - 1) // 2))
-
-
-def copy_names(subscription: str, count: int) -> list[str]:
-    """The names of the origins that copies use."""
-    return [f"{name_of(subscription)}_copy_{number}" for number in range(count)]
 
 
 def stamp(connection: Connection, lsn: Lsn, commit_time: str) -> None:
