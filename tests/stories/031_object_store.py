@@ -109,6 +109,7 @@ def assert_no_secret(directory: Path, bucket: Bucket) -> None:
     assert not [name for name in names if SECRET.encode() in (store.get(name) or (b"",))[0]]
 
 
+@pytest.mark.long
 def test_a_lake_in_an_object_store_is_all_that_one_on_a_disk_is(
     database18: Database, tmp_path: Path, bucket: Bucket, here: Here
 ) -> None:
@@ -242,7 +243,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_made(
 def test_a_store_that_fails_loses_answers_or_is_slow_loses_and_doubles_nothing(
     database18: Database, tmp_path: Path, bucket: Bucket, proxy: S3Proxy, fault: Callable[[], Faulty]
 ) -> None:
-    MixedLoad.create(database18)
+    MixedLoad.create(database18, "numeric(12,2)")
     mirror = StoredMirror(database18, tmp_path, bucket, proxy, timeout=2)
     mirror.run_once()
     proxy.rule = rule = fault()
@@ -261,7 +262,7 @@ def test_a_store_that_fails_loses_answers_or_is_slow_loses_and_doubles_nothing(
 def test_a_store_that_is_away_for_a_while_stops_nothing(
     database18: Database, tmp_path: Path, bucket: Bucket, proxy: S3Proxy
 ) -> None:
-    MixedLoad.create(database18)
+    MixedLoad.create(database18, "numeric(12,2)")
     mirror = StoredMirror(database18, tmp_path, bucket, proxy, timeout=1)
     with mirror.following() as (launcher, _), MixedLoad(database18, seed=32):
         mirror.becomes(lambda: {each.phase for each in mirror.tables()} == {"r"})

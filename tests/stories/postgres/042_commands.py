@@ -69,7 +69,7 @@ def test_the_life_of_a_subscription_from_check_to_drop(both: SideBySide) -> None
     assert subscription.verify().equal
     assert both.ours.value("SELECT count(*) FROM t WHERE own = 8") == 50, "its own column stays"
     status = subscription.status()
-    assert status["caught_up"]
+    assert status["error"] is None  # not caught_up: nothing runs, and the source writes WAL of its own
     assert {each["phase"] for each in status["tables"]} <= {"f", "s", "r"}
     lines = subscription.drop()
     assert "dropped schema walmere of the target" in lines
