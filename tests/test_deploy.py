@@ -13,7 +13,7 @@ import yaml
 
 from walmere.cli.app import app
 from walmere.config import load
-from walmere.subscription.check_cluster import require_shared
+from walmere.subscription.checks.cluster import require_shared
 from walmere.version import __version__
 
 ROOT = Path(__file__).parents[1]

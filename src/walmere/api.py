@@ -74,7 +74,7 @@ class Subscription:
 
     def check(self) -> list[Finding]:
         """Check the source and this machine. Each problem and warning comes with its fix."""
-        from walmere.subscription.check import check
+        from walmere.subscription.checks.subscriber import check
 
         def require_java() -> None:
             from walmere.spark.session import require_java
@@ -84,7 +84,7 @@ class Subscription:
         return check(self.config, require_java, self._sink())
 
     def _sink(self) -> Sink | None:
-        from walmere.subscription.sink import sink_of
+        from walmere.subscription.target.sink import sink_of
 
         return None if self.config.target is None else sink_of(self.config, self.file)
 
@@ -151,8 +151,8 @@ class Subscription:
     def refresh(self) -> None:
         """With a store: bring the local copies of the log and the state up to date, if no process here does that."""
         if self.config.subscription.store is not None:
-            from walmere.subscription.shared_state import refresh_state
-            from walmere.subscription.store import refresh_log
+            from walmere.subscription.shared.state import refresh_state
+            from walmere.subscription.shared.store import refresh_log
 
             try:
                 refresh_log(self.config)
@@ -199,11 +199,11 @@ class Subscription:
         if not isinstance(self.config.target, PostgresTarget):
             raise ConfigError("skipping a transaction", "only a database as the target can skip one")
         if (store := self._store()) is not None:
-            from walmere.subscription.shared_requests import Request, SharedRequests
+            from walmere.subscription.shared.requests import Request, SharedRequests
 
             SharedRequests(store).add(Request(skip=lsn))
             return
-        from walmere.subscription import skipping
+        from walmere.subscription.requests import skipping
 
         skipping.request(self.directory, lsn)
 
@@ -231,7 +231,7 @@ class Subscription:
         """With a store: keep the local log up to date, if no process on this machine does that."""
         if not follow or self.config.subscription.store is None or Lock.holder(self.config.changelog) is not None:
             return contextlib.nullcontext()
-        from walmere.subscription.follower import Follower
+        from walmere.subscription.shared.follower import Follower
 
         return Follower(self.config)
 
@@ -259,29 +259,29 @@ class Subscription:
         Until a new copy is complete, readers see the old one; the other tables go on. Without `wait`, only the request
         is written.
         """
-        from walmere.subscription import requests
-        from walmere.subscription.shared_requests import Request, SharedRequests
+        from walmere.subscription.requests import resync
+        from walmere.subscription.shared.requests import Request, SharedRequests
         from walmere.subscription.tables import Tables
 
         self.refresh()
         store = self._store()
         shared = None if store is None else SharedRequests(store)
-        wanted = requests.find(Tables(self.directory), tables)
+        wanted = resync.find(Tables(self.directory), tables)
         if shared is None:
-            requests.add(self.directory, wanted)
+            resync.add(self.directory, wanted)
         else:
             if wait:
                 self.require_not_elsewhere("copying tables again")
             shared.add(Request(tuple(wanted)))
         if wait and self.running:
-            requests.wait(self.directory, wanted, shared)
+            resync.wait(self.directory, wanted, shared)
         elif wait:
             self.run(once=True)
         return wanted
 
     def require_not_elsewhere(self, doing: str) -> None:
         """With a store: raise if the subscription is running on another machine. A run here would take it over."""
-        from walmere.subscription.store import running_elsewhere
+        from walmere.subscription.shared.store import running_elsewhere
 
         if (where := running_elsewhere(self.config)) is not None:
             hint = "use the command there; or stop it there, and try again"
@@ -330,7 +330,7 @@ class Subscription:
         from walmere.sinks.postgres.sink import PostgresSink
 
         if self.config.subscription.store is not None:
-            from walmere.subscription.store import require_own
+            from walmere.subscription.shared.store import require_own
 
             require_own(self.config)
         changelog = self.config.changelog
@@ -345,7 +345,7 @@ class Subscription:
                 lock.close()
             raise
         if (store := self._store()) is not None:
-            from walmere.subscription.store import delete_all
+            from walmere.subscription.shared.store import delete_all
 
             done.append(f"deleted {delete_all(store)} objects in {store.url}")
         # renamed first: a receiver that starts now creates a new log, which must not be deleted
@@ -370,7 +370,7 @@ class Subscription:
     def _store(self) -> ObjectStore | None:
         if self.config.subscription.store is None:
             return None
-        from walmere.subscription.store import store_of_config
+        from walmere.subscription.shared.store import store_of_config
 
         return store_of_config(self.config)
 

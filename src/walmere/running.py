@@ -19,15 +19,15 @@ from walmere.spark.executors import require_suitable
 from walmere.spark.interpreters import is_local
 from walmere.spark.session import master_of, require_alive, session
 from walmere.spark.tasks import SparkTasks
-from walmere.subscription.check_cluster import require_shared
+from walmere.subscription.checks.cluster import require_shared
 from walmere.subscription.launcher import Launcher
-from walmere.subscription.shared_state import SharedState
-from walmere.subscription.sink import sink_of
+from walmere.subscription.shared.state import SharedState
+from walmere.subscription.shared.store import store_of_config
 from walmere.subscription.state import to_json
-from walmere.subscription.store import store_of_config
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
-from walmere.subscription.upkeep import UpkeepScheduler
+from walmere.subscription.target.sink import sink_of
+from walmere.subscription.target.upkeep import UpkeepScheduler
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

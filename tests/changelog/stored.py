@@ -6,10 +6,10 @@ from pathlib import Path
 
 from changelog.walsender import START
 from walmere.changelog.assembly import Assembly
-from walmere.changelog.cache import Cache
-from walmere.changelog.claim import Claim, create_log
 from walmere.changelog.manifest import Header, render_header
-from walmere.changelog.upload import Uploader
+from walmere.changelog.store.cache import Cache
+from walmere.changelog.store.claim import Claim, create_log
+from walmere.changelog.store.upload import Uploader
 from walmere.changelog.writer import Writer
 from walmere.object_store import ObjectStore
 

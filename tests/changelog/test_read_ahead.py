@@ -13,8 +13,8 @@ from changelog.stored import begin_stored_log, open_cache
 from changelog.walsender import T, Walsender
 from object_stores import Bucket
 from s3_proxy import Asked, S3Proxy
-from walmere.changelog.log_store import store_of
 from walmere.changelog.plan import Planner, messages
+from walmere.changelog.store.log_store import store_of
 from walmere.errors import ChangeLogDamaged
 from walmere.object_store import open_store
 

@@ -15,13 +15,14 @@ from changelog.walsender import START, T, U, Walsender, assert_sound, begin_log,
 from object_stores import Bucket, VersityServer, versitygw
 from processes import eventually
 from s3_proxy import Asked, LoseAnswer, Refuse, S3Proxy, lose_every, refuse_every, slow
-from walmere.changelog import retention, upload
-from walmere.changelog.cache import Cache
-from walmere.changelog.claim import WINDOW, Claim
-from walmere.changelog.importing import import_log
-from walmere.changelog.log_store import LogStore, read_head
+from walmere.changelog import retention
 from walmere.changelog.manifest import Manifest, Transactions
-from walmere.changelog.objects import numbers_before
+from walmere.changelog.store import upload
+from walmere.changelog.store.cache import Cache
+from walmere.changelog.store.claim import WINDOW, Claim
+from walmere.changelog.store.importing import import_log
+from walmere.changelog.store.log_store import LogStore, read_head
+from walmere.changelog.store.objects import numbers_before
 from walmere.errors import ChangeLogDamaged, ChangeLogError, ChangeLogVersion, TakenOver
 from walmere.lsn import Lsn
 from walmere.object_store import ObjectStore, open_store

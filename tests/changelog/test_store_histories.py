@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from changelog.stored import begin_stored_log, open_cache
 from changelog.walsender import U, Walsender, assert_sound, begin_log, insert, read, relation
-from walmere.changelog import retention, upload
+from walmere.changelog import retention
+from walmere.changelog.store import upload
 from walmere.object_store import open_store
 
 STEPS = st.lists(

@@ -17,9 +17,9 @@ from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE
-from walmere.sinks.delta import actions, replay
+from walmere.sinks.delta.files.vectors import Vector
+from walmere.sinks.delta.log import actions, replay
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.sinks.delta.vectors import Vector
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])

@@ -21,8 +21,8 @@ from walmere.errors import SinkConflict, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Net, Upkeep
-from walmere.sinks.delta import key_index
-from walmere.sinks.delta.key_index import KeyIndex
+from walmere.sinks.delta.files import key_index
+from walmere.sinks.delta.files.key_index import KeyIndex
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.storage import Directory
 

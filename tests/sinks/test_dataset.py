@@ -23,10 +23,10 @@ from walmere.errors import LakeError
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import OVERWRITE
-from walmere.sinks.delta import parquet
-from walmere.sinks.delta.dataset import VectorDataset
+from walmere.sinks.delta.files import parquet
+from walmere.sinks.delta.files.dataset import VectorDataset
+from walmere.sinks.delta.log.snapshot import Pinned
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.sinks.delta.snapshot import Pinned
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("amount", pa.decimal128(10, 2))])

@@ -30,8 +30,8 @@ from walmere.names import Identity, TableName
 from walmere.owner import Owner
 from walmere.sinks.base import OVERWRITE, LakeSink, StagedFile, Upkeep
 from walmere.sinks.delta import rewrite
+from walmere.sinks.delta.files.parquet import ROW_GROUP_ROWS, row_groups
 from walmere.sinks.delta.maintenance import JOIN_FILES
-from walmere.sinks.delta.parquet import ROW_GROUP_ROWS, row_groups
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID, quote, unquote
 from walmere.storage import Directory

@@ -25,8 +25,8 @@ from walmere.apply.fold import fold
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
-from walmere.sinks.delta import key_index
-from walmere.sinks.delta.key_index import KeyIndex
+from walmere.sinks.delta.files import key_index
+from walmere.sinks.delta.files.key_index import KeyIndex
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import FILE_SIZE
 from walmere.sinks.key_hash import hashes

@@ -31,7 +31,7 @@ from walmere.errors import SinkConflict
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
-from walmere.sinks.delta import actions, commit, replay
+from walmere.sinks.delta.log import actions, commit, replay
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import PROPERTIES
 

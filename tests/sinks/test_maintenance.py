@@ -31,11 +31,12 @@ from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
 from walmere.sinks.base import OVERWRITE, Upkeep
-from walmere.sinks.delta import commit, maintenance, replay
-from walmere.sinks.delta.files import DataFile
+from walmere.sinks.delta import maintenance
+from walmere.sinks.delta.files.data_file import DataFile
+from walmere.sinks.delta.files.vectors import DIRECTORY
+from walmere.sinks.delta.log import commit, replay
 from walmere.sinks.delta.maintenance import JOIN_FILES, Rewritten, Work
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.sinks.delta.vectors import DIRECTORY
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])

@@ -30,7 +30,8 @@ from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
-from walmere.sinks.delta import parquet, replay
+from walmere.sinks.delta.files import parquet
+from walmere.sinks.delta.log import replay
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.spark.session import session
 

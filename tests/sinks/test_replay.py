@@ -29,8 +29,8 @@ from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
-from walmere.sinks.delta import log_retention, replay
-from walmere.sinks.delta.replay import TableVersion
+from walmere.sinks.delta.log import replay, retention
+from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
 from walmere.storage import Directory
@@ -489,14 +489,14 @@ def test_a_checkpoint_is_durable_before_older_commits_are_deleted(
     begin(sink, rows(1, 2))
     synced: list[str] = []
     monkeypatch.setattr(Directory, "sync", lambda self, *names: synced.extend(names))
-    real = log_retention.clean_up
+    real = retention.clean_up
 
     def clean_up(directory: Directory, properties: Mapping[str, str]) -> None:
         assert synced[-2:] == [f"_delta_log/{3:020d}.checkpoint.parquet", "_delta_log"]
         synced.append("cleaned up")
         real(directory, properties)
 
-    monkeypatch.setattr(log_retention, "clean_up", clean_up)
+    monkeypatch.setattr(retention, "clean_up", clean_up)
     while sink.version(TABLE) < 3:
         do(sink, update(1))
     assert synced[-1] == "cleaned up"

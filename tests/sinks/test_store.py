@@ -18,7 +18,8 @@ from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Net
-from walmere.sinks.delta import replay, vectors
+from walmere.sinks.delta.files import vectors
+from walmere.sinks.delta.log import replay
 from walmere.sinks.delta.sink import DeltaSink
 
 TABLE = TableName("public", "t")

@@ -19,7 +19,7 @@ from walmere.apply.fold import fold
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
-from walmere.sinks.delta import actions, replay
+from walmere.sinks.delta.log import actions, replay
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
 

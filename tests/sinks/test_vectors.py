@@ -22,8 +22,8 @@ from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE
+from walmere.sinks.delta.files.vectors import DIRECTORY, INLINE_BYTES, Vector, write
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.sinks.delta.vectors import DIRECTORY, INLINE_BYTES, Vector, write
 from walmere.sinks.row_index import I64
 from walmere.storage import Directory
 

@@ -16,9 +16,9 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.spark.apply_query import Apply
-from walmere.subscription.pace import next_batch
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
+from walmere.subscription.target.pace import next_batch
 
 NAMES = {1: TableName("public", "one"), 2: TableName("public", "two")}
 ROWS = pa.table({"id": [1]})

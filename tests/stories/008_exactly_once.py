@@ -32,10 +32,10 @@ from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
 from walmere.spark.session import session
 from walmere.spark.tasks import SparkTasks
-from walmere.subscription import sink as subscription_sink
 from walmere.subscription.batches import Batches
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
+from walmere.subscription.target import sink as subscription_sink
 from workload import Transfers
 
 

@@ -13,7 +13,7 @@ from mirror import Mirror
 from processes import Here, eventually, walmere
 from walmere.lsn import Lsn
 from walmere.names import TableName
-from walmere.subscription import requests
+from walmere.subscription.requests import resync
 from walmere.subscription.state import Phase, TableState
 
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_copied_again_is_said_and_nothing_is_asked(
         assert code == 2
         assert wrong in said
         assert "a.t, b.t" in said
-    assert requests.find(mirror.tables(), ["b.t"]) == [TableName("b", "t")]
+    assert resync.find(mirror.tables(), ["b.t"]) == [TableName("b", "t")]
     assert {each.phase for each in mirror.tables()} <= {Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY}
     mirror.assert_equal("t", schema="a")
 

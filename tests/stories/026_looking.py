@@ -16,7 +16,7 @@ from conftest import Database
 from mirror import Mirror
 from processes import Here, eventually
 from receiving import receive_all
-from walmere.subscription.cuts import Cut
+from walmere.subscription.requests.cuts import Cut
 from walmere.subscription.state import copy_again
 from walmere.subscription.status import status
 from walmere.verify import point, proof

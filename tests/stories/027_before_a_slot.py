@@ -111,7 +111,7 @@ def test_check_sees_what_a_run_would_meet(mirror: Mirror, here: Here, monkeypatc
     assert "incomplete" in problems(mirror)["change_log"].what
     manifest.write_bytes(was)
     monkeypatch.setenv("JAVA_HOME", str(mirror.file.parent))
-    monkeypatch.setattr("walmere.subscription.check.LEAST_FREE", 1 << 60)
+    monkeypatch.setattr("walmere.subscription.checks.subscriber.LEAST_FREE", 1 << 60)
     (mirror.file.parent / "lake").write_text("not a directory")
     found_now = {each.name: each for each in Subscription(mirror.file).check()}
     assert "Java 17" in found_now["java"].what

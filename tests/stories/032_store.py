@@ -22,7 +22,7 @@ from object_stores import Bucket
 from processes import Background, Here, eventually, running, walmere
 from receiving import changes, receive_all, summary
 from s3_proxy import Asked, S3Proxy, lose_every, refuse_every, slow
-from walmere.changelog.log_store import read_head
+from walmere.changelog.store.log_store import read_head
 from walmere.config import Config, Storage
 from walmere.errors import StoreUnsuitable
 from walmere.lsn import Lsn

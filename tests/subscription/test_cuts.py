@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from walmere.lsn import Lsn
-from walmere.subscription.cuts import ActiveCuts, Cut, active
+from walmere.subscription.requests.cuts import ActiveCuts, Cut, active
 
 START, LSN, END = Lsn.parse("0/100"), Lsn.parse("0/180"), Lsn.parse("0/200")
 
@@ -46,7 +46,7 @@ def test_who_was_killed_holds_nothing(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from walmere.subscription.cuts import Cut;"
+            "import sys, pathlib; from walmere.subscription.requests.cuts import Cut;"
             f"cut = Cut(pathlib.Path({str(tmp_path)!r}), 600); print('held', flush=True); sys.stdin.read()",
         ],
         stdin=subprocess.PIPE,

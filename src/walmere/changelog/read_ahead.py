@@ -14,8 +14,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from walmere.changelog.log_store import LogStore
 from walmere.changelog.segment import Segment, read_block
+from walmere.changelog.store.log_store import LogStore
 
 _READERS: Final = 8
 _MAX_BYTES: Final = 32 << 20

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from walmere.changelog.log_store import LogStore, store_of
+from walmere.changelog.store.log_store import LogStore, store_of
 from walmere.errors import ChangeLogDamaged
 from walmere.pgoutput.scan import I64, U32, U64, Scan
 

@@ -11,7 +11,7 @@ So a slow disk does not block the replies to the walsender, and nothing is confi
 any point leaves files that the manifest does not name (removed at the next start), or a torn last line (cut off). Both
 were never confirmed, so PostgreSQL sends them again.
 
-With a store, `walmere.changelog.upload` has another flusher.
+With a store, `walmere.changelog.store.upload` has another flusher.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from walmere.lsn import Lsn
 from walmere.storage import sync_directory
 
 if TYPE_CHECKING:
-    from walmere.changelog.upload import Uploader
+    from walmere.changelog.store.upload import Uploader
 
 MAX_WAITING: Final = 4
 """Reading from the source pauses while this many jobs wait for the disk."""

@@ -32,8 +32,8 @@ from walmere.ledger.file import History
 from walmere.ledger.lake import read_latest
 from walmere.lsn import Lsn
 from walmere.names import TableName
+from walmere.sinks.delta.log.snapshot import Pinned
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.sinks.delta.snapshot import Pinned
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation

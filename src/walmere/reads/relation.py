@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from walmere.sinks.delta.files import DataFile
-from walmere.sinks.delta.snapshot import Pinned
+from walmere.sinks.delta.files.data_file import DataFile
+from walmere.sinks.delta.log.snapshot import Pinned
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation

@@ -52,11 +52,13 @@ from walmere.spark.interpreters import register
 from walmere.spark.placement import Placement, parallelism, tagged
 from walmere.spark.reference_source import SOURCE, ReferenceSource, planned
 from walmere.storage import read_error, reserve_error
-from walmere.subscription import skipping, state, target
-from walmere.subscription.pace import Pace
+from walmere.subscription import state
 from walmere.subscription.progress import TARGET, SinkPositions
+from walmere.subscription.requests import skipping
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
+from walmere.subscription.target import prepare
+from walmere.subscription.target.pace import Pace
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +160,7 @@ class Apply:
     def claim(self, owner: Owner, published: Sequence[TableState], *, take_over: bool = False) -> Sink:
         """Check that the target's tables belong to the owner, before anything is written. Returns the sink to use."""
         self._sink = self._sink.owned_by(owner, take_over=take_over)
-        target.claim(self._sink, self._subscription, self._tables, published, take_over=take_over)
+        prepare.claim(self._sink, self._subscription, self._tables, published, take_over=take_over)
         self._sink = self._sink.owned_by(owner)  # without take_over: tables that others take over later are theirs
         return self._sink
 
@@ -173,7 +175,7 @@ class Apply:
                 paths.POSITIONS,
                 TARGET,
             )
-        behind = target.check(self._sink, self._tables, log_start)
+        behind = prepare.check(self._sink, self._tables, log_start)
         if behind:
             self._positions.advance(TARGET, state.needed_from(self._tables, self.applied))
         self._remove_from_points((each.name, found) for each, found in behind)
@@ -375,7 +377,7 @@ class Apply:
         ]
         behind += [(before[oid], Behind(_NOT_IN_LOG, None)) for oid in batch.not_in_log if oid in before]
         if behind:
-            target.move_back(self._tables, self._sink, behind, batch.log_start)
+            prepare.move_back(self._tables, self._sink, behind, batch.log_start)
             self._remove_from_points((each.name, found) for each, found in behind if found.why != _NOT_IN_LOG)
         moved_back = {each.oid for each, _ in behind}
         changed = [each for each in changed if each.oid not in moved_back]

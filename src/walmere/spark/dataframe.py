@@ -28,8 +28,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from walmere.bins import bins
-from walmere.sinks.delta.files import DataFile
-from walmere.sinks.delta.snapshot import Pinned
+from walmere.sinks.delta.files.data_file import DataFile
+from walmere.sinks.delta.log.snapshot import Pinned
 from walmere.sinks.row_index import I64
 from walmere.storage import Directory
 

@@ -14,14 +14,14 @@ from typing import Final
 from walmere import paths
 from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.parts import Part
-from walmere.changelog.log_store import store_of
 from walmere.changelog.plan import BlockRef, Blocks, Planner, divide
+from walmere.changelog.store.log_store import store_of
 from walmere.definition import Shape
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
-from walmere.subscription import cuts, skipping
-from walmere.subscription.pace import next_batch
+from walmere.subscription.requests import cuts, skipping
 from walmere.subscription.tables import Tables
+from walmere.subscription.target.pace import next_batch
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most, divided over all tasks; or as many as the tasks of a large cluster need."""

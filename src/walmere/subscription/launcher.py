@@ -35,20 +35,22 @@ from walmere.names import TableName
 from walmere.owner import Owner
 from walmere.sinks.base import Sink, full_or
 from walmere.storage import Lock
-from walmere.subscription import ownership, receiver, requests
+from walmere.subscription import receiver
 from walmere.subscription.backoff import Backoff
 from walmere.subscription.copies import CopyScheduler, first_line
 from walmere.subscription.executor import DaemonExecutor
-from walmere.subscription.follower import Follower
-from walmere.subscription.position_request import PositionRequests
 from walmere.subscription.receiver_process import ReceiverProcess
-from walmere.subscription.shared_requests import POLL_INTERVAL, SharedRequests
-from walmere.subscription.shared_state import SharedState
+from walmere.subscription.requests import resync
+from walmere.subscription.requests.position import PositionRequests
+from walmere.subscription.shared.follower import Follower
+from walmere.subscription.shared.requests import POLL_INTERVAL, SharedRequests
+from walmere.subscription.shared.state import SharedState
+from walmere.subscription.shared.store import probe, refresh_log, require_own
 from walmere.subscription.state import Phase, TableState
-from walmere.subscription.store import probe, refresh_log, require_own
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
-from walmere.subscription.upkeep import UpkeepScheduler
+from walmere.subscription.target import ownership
+from walmere.subscription.target.upkeep import UpkeepScheduler
 
 _log = logging.getLogger(__name__)
 
@@ -266,11 +268,11 @@ class Launcher:
     def _requested(self) -> set[int]:
         """Take requests: the OIDs of tables that are to be copied again."""
         directory = self._config.subscription.directory
-        wanted = requests.take(directory, self._tables)
+        wanted = resync.take(directory, self._tables)
         if self._requests is not None and time.monotonic() >= self._requests_at:
             self._requests_at = time.monotonic() + POLL_INTERVAL
             with contextlib.suppress(StoreUnavailable):
-                wanted |= requests.take_shared(directory, self._tables, self._requests)
+                wanted |= resync.take_shared(directory, self._tables, self._requests)
         return wanted
 
     def _last_upkeep(self) -> None:

@@ -33,12 +33,12 @@ from typing import Final
 from walmere import paths
 from walmere.changelog import retention
 from walmere.changelog.assembly import Assembly
-from walmere.changelog.cache import Cache
-from walmere.changelog.claim import Claim, create_log
-from walmere.changelog.importing import import_log
 from walmere.changelog.manifest import Header, render_header
 from walmere.changelog.search import ManifestSearch
-from walmere.changelog.upload import Uploader
+from walmere.changelog.store.cache import Cache
+from walmere.changelog.store.claim import Claim, create_log
+from walmere.changelog.store.importing import import_log
+from walmere.changelog.store.upload import Uploader
 from walmere.changelog.writer import Writer, create, header_of
 from walmere.config import Config
 from walmere.errors import (
@@ -59,8 +59,8 @@ from walmere.publisher.stream import Stream, System, identify_system
 from walmere.storage import Lock
 from walmere.subscription.heartbeat import Heartbeat
 from walmere.subscription.progress import SinkPositions
-from walmere.subscription.shared_state import SharedPositions
-from walmere.subscription.store import cache_of, probe, refresh_log, require_own
+from walmere.subscription.shared.state import SharedPositions
+from walmere.subscription.shared.store import cache_of, probe, refresh_log, require_own
 
 _log = logging.getLogger(__name__)
 

@@ -32,13 +32,13 @@ from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
 from walmere.subscription.lag import Missing, oldest_missing
-from walmere.subscription.pace import next_batch
 from walmere.subscription.progress import TARGET, SinkPositions
-from walmere.subscription.shared_state import refresh_state
+from walmere.subscription.shared.state import refresh_state
+from walmere.subscription.shared.store import describe, refresh_log
 from walmere.subscription.state import TableState, to_json
-from walmere.subscription.store import describe, refresh_log
 from walmere.subscription.tables import Tables
-from walmere.subscription.upkeep import read_status
+from walmere.subscription.target.pace import next_batch
+from walmere.subscription.target.upkeep import read_status
 
 _REQUESTS: Final = 8
 """Tables that are read from an object store at the same time."""

@@ -39,7 +39,7 @@ _BESIDE_POSITION: Final = attrgetter(*(each.name for each in fields(TableState) 
 
 
 class Shared(Protocol):
-    """Where the states are besides the directory: see `walmere.subscription.shared_state`."""
+    """Where the states are besides the directory: see `walmere.subscription.shared.state`."""
 
     def put(self) -> None:
         """Write the state of the directory there. Raises TakenOver."""

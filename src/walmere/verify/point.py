@@ -40,7 +40,7 @@ from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.snapshot import Snapshot
 from walmere.sinks.base import Sink, is_lake
 from walmere.storage import Lock
-from walmere.subscription.cuts import Cut
+from walmere.subscription.requests.cuts import Cut
 from walmere.verify.open_transactions import snapshot_beside_open_transactions
 
 HOLD: Final = 10.0

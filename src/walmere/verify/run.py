@@ -20,10 +20,10 @@ from walmere.running import spark
 from walmere.sinks.base import Sink
 from walmere.spark.shuffle import SparkShuffle
 from walmere.spark.tasks import SparkTasks
-from walmere.subscription import requests
-from walmere.subscription.sink import sink_of
+from walmere.subscription.requests import resync
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import source_of_tasks
+from walmere.subscription.target.sink import sink_of
 from walmere.verify.point import consistent_point
 from walmere.verify.proof import OnProgress, OnVerdict, Proof, Prover, VerifyOptions
 
@@ -84,7 +84,7 @@ def verify(
             "`walmere run` starts it",
         )
     _settle(subscription, wait)
-    found = requests.find(Tables(directory), names, "looking for tables to compare") if names else None
+    found = resync.find(Tables(directory), names, "looking for tables to compare") if names else None
     wanted = None if found is None else {str(each) for each in found}
     request = _Request(options or VerifyOptions(), wait, on_progress, on_verdict)
     compare = functools.partial(_compare, subscription, target, request)

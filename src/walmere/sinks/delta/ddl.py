@@ -16,12 +16,12 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.owner import owned_by_another
 from walmere.sinks.base import OVERWRITE, Run, StagedFile
-from walmere.sinks.delta import actions, log_retention
-from walmere.sinks.delta.commit import ATTEMPTS, Change, put, try_commit
-from walmere.sinks.delta.files import DataFile
-from walmere.sinks.delta.history import commit_info
-from walmere.sinks.delta.replay import LOG, TableVersion
-from walmere.sinks.delta.schema import delta_schema, require_different_names
+from walmere.sinks.delta.files.data_file import DataFile
+from walmere.sinks.delta.log import actions, retention
+from walmere.sinks.delta.log.commit import ATTEMPTS, Change, put, try_commit
+from walmere.sinks.delta.log.history import commit_info
+from walmere.sinks.delta.log.replay import LOG, TableVersion
+from walmere.sinks.delta.log.schema import delta_schema, require_different_names
 from walmere.sinks.delta.tables import DeltaTables, owner_of
 
 
@@ -51,7 +51,7 @@ def create(tables: DeltaTables, table: TableName, schema: pa.Schema) -> int:
 def _first_commit(tables: DeltaTables, table: TableName, schema: pa.Schema) -> list[dict[str, Any]]:
     """The commit that creates a table."""
     properties = {
-        **log_retention.properties(tables.keep_hours),
+        **retention.properties(tables.keep_hours),
         **tables.properties,
         **tables.owner_properties(),
         **({actions.VECTORS_PROPERTY: "true"} if tables.deletion_vectors else {}),

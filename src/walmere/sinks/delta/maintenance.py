@@ -29,13 +29,15 @@ import pyarrow as pa
 from walmere.errors import SinkConflict, SinkMismatch
 from walmere.names import Identity, TableName
 from walmere.sinks.base import StagedFile, Upkeep
-from walmere.sinks.delta import log_retention, points, replay, vectors
-from walmere.sinks.delta.commit import ATTEMPTS, Change, switch_off_vectors, try_commit
-from walmere.sinks.delta.files import NO_ROWS, DataFile
-from walmere.sinks.delta.key_index import KeyIndex, remove_unused
-from walmere.sinks.delta.replay import TableVersion
+from walmere.sinks.delta import points
+from walmere.sinks.delta.files import vectors
+from walmere.sinks.delta.files.data_file import NO_ROWS, DataFile
+from walmere.sinks.delta.files.key_index import KeyIndex, remove_unused
+from walmere.sinks.delta.files.vectors import Vector
+from walmere.sinks.delta.log import replay, retention
+from walmere.sinks.delta.log.commit import ATTEMPTS, Change, switch_off_vectors, try_commit
+from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.tables import DeltaTables
-from walmere.sinks.delta.vectors import Vector
 from walmere.sinks.row_index import I64
 
 JOIN_FILES: Final = 8
@@ -244,7 +246,7 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
         else:
             removed |= names
     oldest = now - max(_UNKNOWN_SECONDS, tables.keep_seconds)
-    if log_retention.too_short(found.properties, tables.keep_hours):
+    if retention.too_short(found.properties, tables.keep_hours):
         oldest = 0.0  # a checkpoint may have dropped tombstones of files that can still be read
     unused: list[str] = []
     for prefix in ("", vectors.DIRECTORY):

@@ -21,13 +21,14 @@ from walmere.errors import SinkConflict
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import Net, StagedFile
-from walmere.sinks.delta import history, vectors
-from walmere.sinks.delta.commit import Change
-from walmere.sinks.delta.files import DataFile
-from walmere.sinks.delta.hits import fill_carried, take_counted
-from walmere.sinks.delta.key_index import KeyIndex
-from walmere.sinks.delta.parquet import conform
-from walmere.sinks.delta.replay import TableVersion
+from walmere.sinks.delta.files import vectors
+from walmere.sinks.delta.files.data_file import DataFile
+from walmere.sinks.delta.files.hits import fill_carried, take_counted
+from walmere.sinks.delta.files.key_index import KeyIndex
+from walmere.sinks.delta.files.parquet import conform
+from walmere.sinks.delta.log import history
+from walmere.sinks.delta.log.commit import Change
+from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.tables import DeltaTables
 from walmere.sinks.row_index import I64, RowIndex, one_array
 

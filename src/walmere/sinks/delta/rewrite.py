@@ -32,9 +32,9 @@ import pyarrow.compute as pc
 from walmere.bins import bins
 from walmere.names import Identity
 from walmere.sinks.base import Net, StagedFile
-from walmere.sinks.delta.files import NO_ROWS, DataFile, is_in
-from walmere.sinks.delta.hits import Hits, fill_carried, take_counted
-from walmere.sinks.delta.parquet import conform, row_groups, write
+from walmere.sinks.delta.files.data_file import NO_ROWS, DataFile, is_in
+from walmere.sinks.delta.files.hits import Hits, fill_carried, take_counted
+from walmere.sinks.delta.files.parquet import conform, row_groups, write
 from walmere.sinks.row_index import RowIndex
 from walmere.storage import Directory
 

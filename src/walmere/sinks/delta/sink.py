@@ -2,20 +2,22 @@
 
 `walmere.sinks.base` has the contract. The parts:
 
-    tables        where tables are, how they are opened, who owns them
-    schema, ddl   columns; create, claim and change a table
-    replay        a table at one version, from its log
-    actions       the actions of a commit, by the rules of Delta's protocol; `vectors` are its deletion vectors
-    commit        the compare-and-set commit with the LSN in it
-    merge         rows that a batch removes or replaces, by deletion vectors; `key_index` finds them
-    rewrite       the same for readers without deletion vectors: files without these rows
-    parquet       writes and reads files
-    maintenance   joins and purges files, and deletes old ones; `log_retention` keeps the log long enough
-    scan          read a version in pieces
-    points        which versions belong together, for readers of the lake
-    history       what the table's history says about a commit
-    log           commits of other programs that have changed rows
-    snapshot      a version for readers of the lake; `dataset` is PyArrow's
+    tables            where tables are, how they are opened, who owns them
+    ddl               create, claim and change a table
+    merge             rows that a batch removes or replaces, by deletion vectors
+    rewrite           the same for readers without deletion vectors: files without these rows
+    maintenance       joins and purges files, and deletes old ones
+    points            which versions belong together, for readers of the lake
+    log/replay        a table at one version, from its log; `snapshot` is that for readers of the lake
+    log/actions       the actions of a commit, by the rules of Delta's protocol; `schema` has the columns
+    log/commit        the compare-and-set commit with the LSN in it
+    log/history       what the table's history says about a commit
+    log/others        commits of other programs that have changed rows
+    log/retention     keeps the log long enough
+    files/data_file   the data files of a version, and their rows; `parquet` writes and reads them
+    files/vectors     deletion vectors
+    files/key_index   finds the rows of a key; `hits` are what it has found
+    files/scan        reads a version in pieces; `dataset` is PyArrow's
 
 `deltalake` has a MERGE, and we do not use it. In our measurements it takes more time and CPU. It joins many files into
 one, so that the next change of a single row rewrites the whole table. It cannot remove one of several equal rows (a
@@ -50,15 +52,17 @@ from walmere.sinks.base import (
     Upkeep,
     run_here,
 )
-from walmere.sinks.delta import ddl, history, maintenance, merge, points, scan
-from walmere.sinks.delta.commit import Change, commit, missing_file, switch_off_vectors
-from walmere.sinks.delta.files import count
-from walmere.sinks.delta.key_index import KeyIndex
-from walmere.sinks.delta.log import changed_by_others
-from walmere.sinks.delta.replay import TableVersion
+from walmere.sinks.delta import ddl, maintenance, merge, points
+from walmere.sinks.delta.files import scan
+from walmere.sinks.delta.files.data_file import count
+from walmere.sinks.delta.files.key_index import KeyIndex
+from walmere.sinks.delta.files.scan import FilePiece
+from walmere.sinks.delta.log import history
+from walmere.sinks.delta.log.commit import Change, commit, missing_file, switch_off_vectors
+from walmere.sinks.delta.log.others import changed_by_others
+from walmere.sinks.delta.log.replay import TableVersion
+from walmere.sinks.delta.log.schema import column_types, delta_schema
 from walmere.sinks.delta.rewrite import Files, rewrite
-from walmere.sinks.delta.scan import FilePiece
-from walmere.sinks.delta.schema import column_types, delta_schema
 from walmere.sinks.delta.tables import DeltaTables, owner_of
 from walmere.storage import Directory
 

@@ -32,13 +32,13 @@ from walmere.object_store.options import checked, deltalake_settings, is_url, lo
 from walmere.owner import PROPERTY as OWNER_PROPERTY
 from walmere.owner import Owner, owned_by_another
 from walmere.sinks.base import StagedFile
-from walmere.sinks.delta import replay
-from walmere.sinks.delta.parquet import conform, write
-from walmere.sinks.delta.replay import TableVersion
+from walmere.sinks.delta.files.parquet import conform, write
+from walmere.sinks.delta.log import replay
+from walmere.sinks.delta.log.replay import TableVersion
 from walmere.storage import Directory
 
 if TYPE_CHECKING:
-    from walmere.sinks.delta.key_index import KeyIndex
+    from walmere.sinks.delta.files.key_index import KeyIndex
 
 APP_ID: Final = "walmere"
 

@@ -1,0 +1,1 @@
+"""The data files of a Delta table, their vectors and key indexes."""

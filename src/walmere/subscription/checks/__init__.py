@@ -1,0 +1,1 @@
+"""What `walmere check` says of the subscriber's side."""

@@ -1,0 +1,1 @@
+"""Requests of other commands to the running process, as files or in the store."""

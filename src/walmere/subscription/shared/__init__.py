@@ -1,0 +1,1 @@
+"""The state of a subscription in an object store."""

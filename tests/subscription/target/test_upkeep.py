@@ -1,0 +1,189 @@
+"""Upkeep beside the stream: which tables it looks at, its budget, and its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from walmere.apply.rejects import Rejects
+from walmere.config import Maintenance
+from walmere.definition import Definition, Layout, PublishedColumn
+from walmere.errors import SinkError
+from walmere.lsn import Lsn
+from walmere.names import TableName
+from walmere.sinks.base import OVERWRITE
+from walmere.sinks.delta.sink import DeltaSink
+from walmere.subscription.state import Phase, TableState
+from walmere.subscription.tables import Tables
+from walmere.subscription.target import pace, upkeep
+from walmere.subscription.target.pace import Pace
+from walmere.subscription.target.upkeep import LowPriority, UpkeepScheduler, read_status
+
+TABLE = TableName("public", "t")
+SCHEMA = pa.schema([("id", pa.int64())])
+DEFINITION = Definition((PublishedColumn(1, "id", 20, -1, is_key=True),), 1, Layout(), "")
+
+
+class Tasks:
+    """Runs tasks in this process."""
+
+    parallelism = 2
+
+    def __init__(self) -> None:
+        self.ran: list[Any] = []
+        self.cancelled = False
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        self.ran += items
+        return [function(item) for item in items]
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Run:
+    """A subscription with one table of many small files."""
+
+    def __init__(self, directory: Path, settings: Maintenance) -> None:
+        self.directory = directory
+        self.sink = DeltaSink(str(directory / "lake"), index=str(directory / "index"))
+        self.tables = Tables(directory / "subscription")
+        self.tasks = Tasks()
+        self.settings = settings
+        self.new_process()
+        self.sink.create(TABLE, SCHEMA)
+        self.sink.commit(TABLE, [], Lsn(1), OVERWRITE)
+        self.batches(10)
+
+    def new_process(self) -> None:
+        subscription = self.directory / "subscription"
+        self.upkeep = UpkeepScheduler(subscription, self.tables, self.tasks, self.settings, self.replace)
+
+    def batches(self, count: int) -> None:
+        first = self.sink.count(TABLE)
+        for number in range(first, first + count):
+            rows = pa.table([pa.array([number])], schema=SCHEMA)
+            version = self.sink.commit(TABLE, self.sink.stage(TABLE, rows.to_batches()), Lsn(10 + number))
+        state = TableState(TABLE, 7, Phase.READY, applied_lsn=Lsn(5), definition=DEFINITION, version=version)
+        self.tables.put(state)
+
+    def replace(self, known: TableState, done: Sequence[Any]) -> None:
+        self.sink.replace_files(known.table, done)
+
+    @property
+    def files(self) -> int:
+        found = self.sink.extent(TABLE)
+        assert found is not None
+        return found.files
+
+
+def test_a_round_joins_files_of_tables_that_have_changed_and_no_others(tmp_path: Path) -> None:
+    run = Run(tmp_path, Maintenance())
+    run.upkeep.round(run.sink)
+    assert (run.files, len(run.tasks.ran)) == (1, 1)
+    run.upkeep.round(run.sink)
+    assert len(run.tasks.ran) == 1, "nothing has changed"
+    run.batches(10)
+    run.upkeep.round(run.sink)
+    assert run.files < 4
+    [found] = read_status(tmp_path / "subscription").values()
+    assert found["written_bytes_per_hour"] > 0
+    assert found["upkeep_waits_for"] is None
+
+
+def test_without_a_budget_nothing_is_rewritten_and_status_says_what_it_waits_for(tmp_path: Path) -> None:
+    run = Run(tmp_path, Maintenance(bytes_per_hour=0))
+    for _ in range(2):
+        run.upkeep.round(run.sink)
+        assert (run.files, run.tasks.ran) == (10, [])
+        assert read_status(tmp_path / "subscription")[str(TABLE)]["upkeep_waits_for"] == "[maintenance] bytes_per_hour"
+
+
+def test_after_stop_nothing_is_committed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(tmp_path, Maintenance())
+    version = run.sink.version(TABLE)
+    run.upkeep.stop()
+    run.upkeep.round(run.sink)
+    assert run.tasks.cancelled
+    assert run.sink.version(TABLE) == version
+    assert not caplog.records
+
+
+def test_a_failure_is_a_warning_and_the_next_round_does_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path, Maintenance())
+
+    def full(*_: Any) -> None:
+        raise SinkError("writing a file", "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(DeltaSink, "rewrite_files", full)
+        run.upkeep.round(run.sink)
+    assert "No space left on device" in caplog.text
+    run.upkeep.round(run.sink)
+    assert run.files == 1
+
+
+def test_short_runs_one_after_the_other_delete_replaced_files_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, Maintenance())
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    def on_disk() -> int:
+        return len(list(Path(run.sink.location(TABLE)).glob("*.parquet")))
+
+    run.upkeep.round(run.sink)
+    assert (run.files, on_disk()) == (1, 11)
+    for seconds in (300, 400, run.sink.keep_seconds):  # a process each; the table has no more changes
+        now += seconds
+        assert on_disk() == 11
+        run.new_process()
+        run.upkeep.round(run.sink)
+    now += 700
+    run.upkeep.round(run.sink)
+    assert on_disk() == 1
+    vacuums = run.tasks.ran.count(TABLE)
+    now += run.sink.keep_seconds + upkeep.VACUUM_INTERVAL
+    for _ in range(2):
+        run.upkeep.round(run.sink)
+        now += 1e6
+    assert run.tasks.ran.count(TABLE) == vacuums + 1, "a table that rests is left alone"
+
+
+def test_small_files_of_rejects_are_joined_too(tmp_path: Path) -> None:
+    run = Run(tmp_path, Maintenance())
+    rejects = Rejects.table(TABLE)
+    run.sink.create(rejects, Rejects.SCHEMA)
+    for number in range(10):
+        rows = pa.table([[number], ["{}"], ["at"], ["infinity"]], schema=Rejects.SCHEMA)
+        run.sink.commit(rejects, run.sink.stage(rejects, rows.to_batches()), Lsn(10 + number))
+    run.tables.put(replace(run.tables[7], rejects=10))
+    run.upkeep.round(run.sink)
+    found = run.sink.extent(rejects)
+    assert found is not None
+    assert (found.files, found.rows, run.files) == (1, 10, 1)
+
+
+def test_an_error_in_the_thread_of_low_priority_is_raised_in_the_task(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError):
+        LowPriority(DeltaSink(str(tmp_path)))("not work")
+
+
+def test_batches_that_rewrite_more_than_the_limit_wait(tmp_path: Path) -> None:
+    limited = Pace(tmp_path, 3600)
+    limited.batch_wrote(100)
+    assert pace.next_batch(tmp_path) is None, "some minutes may be written at once"
+    limited.batch_wrote(1 << 20)
+    assert pace.next_batch(tmp_path) is not None
+    Pace(tmp_path, 3600)
+    assert pace.next_batch(tmp_path) is None, "a new run begins at once"
