@@ -57,7 +57,7 @@ from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.requests import skipping
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
-from walmere.subscription.target import prepare
+from walmere.subscription.target import pace, prepare
 from walmere.subscription.target.pace import Pace
 
 _log = logging.getLogger(__name__)
@@ -145,6 +145,8 @@ class Apply:
         self._planner_error = directory / paths.PLANNER_ERROR
         self._on_batch = on_batch
         self._pace = None if rewrite_limit is None else Pace(directory, rewrite_limit)
+        if rewrite_limit is None:
+            pace.reset(directory)
         self._committing = threading.Lock()  # held by a batch, or by a commit of upkeep
 
     @property

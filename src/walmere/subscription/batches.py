@@ -64,6 +64,7 @@ class Batches:
         self._spread = spread
         self._directory = directory
         self._parallelism = parallelism
+        self._ends = until is not None
         self._end: Lsn | None = None
         self._planner = Planner(self._log, two_phase=two_phase, until=until)
         self._turn = 0
@@ -82,7 +83,7 @@ class Batches:
         if self._end is None:
             last = Ledger(self._directory).last()
             self._end = last.lsn if last is not None else self._planner.start_lsn
-        if next_batch(self._directory) is not None and not cuts.active(self._directory).at:
+        if not self._ends and next_batch(self._directory) is not None and not cuts.active(self._directory).at:
             return {"lsn": str(self._end), "turn": str(self._turn)}
         before, self._end = self._end, self._planner.end_of_batch(self._end, self._max_bytes, self._cut)
         if before == self._end and self._tables_are_behind():

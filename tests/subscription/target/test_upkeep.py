@@ -179,11 +179,45 @@ def test_an_error_in_the_thread_of_low_priority_is_raised_in_the_task(tmp_path: 
         LowPriority(DeltaSink(str(tmp_path)))("not work")
 
 
-def test_batches_that_rewrite_more_than_the_limit_wait(tmp_path: Path) -> None:
+def test_the_budget_outlives_the_process_and_what_is_larger_is_done_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path, Maintenance(bytes_per_hour=1))
+    run.upkeep.round(run.sink)
+    assert run.files == 1, "nothing was rewritten within the hour"
+    run.batches(10)
+    run.new_process()
+    run.upkeep.round(run.sink)
+    assert run.files == 11
+    found = read_status(tmp_path / "subscription")[str(TABLE)]
+    assert found["upkeep_waits_for"] == "[maintenance] bytes_per_hour"
+
+
+def test_the_bytes_of_the_last_hour_are_counted_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    run = Run(tmp_path, Maintenance())
+    run.upkeep.round(run.sink)
+    run.batches(10)
+    run.upkeep.round(run.sink)
+    written = read_status(tmp_path / "subscription")[str(TABLE)]["written_bytes_per_hour"]
+    assert written
+    for seconds, expected in ((1800, written), (3600, 0)):
+        now += seconds
+        run.new_process()
+        run.tables.put(replace(run.tables[7], applied_lsn=Lsn(seconds)))
+        run.upkeep.round(run.sink)
+        assert read_status(tmp_path / "subscription")[str(TABLE)]["written_bytes_per_hour"] == expected
+
+
+def test_batches_that_rewrite_more_than_the_limit_wait_also_after_a_restart(tmp_path: Path) -> None:
     limited = Pace(tmp_path, 3600)
     limited.batch_wrote(100)
     assert pace.next_batch(tmp_path) is None, "some minutes may be written at once"
     limited.batch_wrote(1 << 20)
-    assert pace.next_batch(tmp_path) is not None
-    Pace(tmp_path, 3600)
-    assert pace.next_batch(tmp_path) is None, "a new run begins at once"
+    waits_until = pace.next_batch(tmp_path)
+    assert waits_until is not None
+    Pace(tmp_path, 3600).batch_wrote(3600)
+    assert pace.next_batch(tmp_path) == pytest.approx(waits_until + 3600)
+    pace.reset(tmp_path)
+    assert pace.next_batch(tmp_path) is None

@@ -6,7 +6,7 @@ only at tables that batches have changed, and at their rejects. Commits are made
 `Apply.replace_files`); no point has rejects, so they are committed at any time.
 
 A table that is written to is vacuumed every ten minutes, and once more when its last replaced files are old enough. The
-times are in a file, because runs may be shorter than that (`--once`).
+times, and the bytes of the last hour, are in a file, because runs may be shorter than that (`--once`).
 
 If upkeep fails, the run continues, and the next round tries again.
 """
@@ -19,7 +19,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -46,7 +45,6 @@ _MAX_INTERVAL: Final = 300.0
 """The same, after several failures."""
 VACUUM_INTERVAL: Final = 600.0
 """Seconds between two vacuums of a table that is written to."""
-_HOUR: Final = 3600.0
 _LOW_PRIORITY: Final = 10
 """The nice value of the threads that rewrite files."""
 
@@ -67,20 +65,20 @@ class Tasks(Protocol):
 
 @dataclass(slots=True)
 class BytesPerHour:
-    """Bytes that were written within the last hour."""
+    """Bytes that were written within the last hour, by minute."""
 
-    _written: deque[tuple[float, int]] = field(default_factory=deque)
+    by_minute: dict[int, int] = field(default_factory=dict)  # since the epoch
 
     def add(self, size: int) -> None:
         """Count bytes that were just written."""
-        if size:
-            self._written.append((time.monotonic(), size))
+        minute = int(time.time() // 60)
+        self.by_minute[minute] = self.by_minute.get(minute, 0) + size
 
     def total(self) -> int:
         """The bytes of the last hour."""
-        while self._written and self._written[0][0] < time.monotonic() - _HOUR:
-            self._written.popleft()
-        return sum(size for _, size in self._written)
+        first = int(time.time() // 60) - 60
+        self.by_minute = {minute: size for minute, size in self.by_minute.items() if minute > first and size}
+        return sum(self.by_minute.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +107,8 @@ class UpkeepScheduler:
         self._tasks = tasks
         self._settings = settings
         self._replace_files = replace_files
-        self._rewritten = BytesPerHour()
-        self._written: dict[str, BytesPerHour] = {}
+        self._rewritten = _read_bytes(_read(directory, "rewritten"))
+        self._written = {name: _read_bytes(found) for name, found in _read(directory, "written").items()}
         self._written_before: dict[str, int] = {}  # by name: see `Extent.written`
         self._recorded: dict[str, int | None] = {}  # by name: the version in the table's state
         self._vacuum_at: dict[str, float] = _read(directory, "vacuum_at")  # by name, in seconds since the epoch
@@ -188,7 +186,8 @@ class UpkeepScheduler:
     def _rewrite(self, sink: Sink, items: Sequence[_Item]) -> None:
         allowed: list[_Item] = []
         for item in items:
-            if self._rewritten.total() + item.work.bytes > self._settings.bytes_per_hour:
+            total, limit = self._rewritten.total(), self._settings.bytes_per_hour
+            if not limit or (total and total + item.work.bytes > limit):  # what is larger than the limit is done alone
                 self._waits[item.known.name] = "[maintenance] bytes_per_hour"
             else:
                 self._rewritten.add(item.work.bytes)
@@ -230,6 +229,8 @@ class UpkeepScheduler:
     def _write_status(self) -> None:
         content = {
             "rewritten_bytes_per_hour": self._rewritten.total(),
+            "rewritten": self._rewritten.by_minute,
+            "written": {name: written.by_minute for name, written in self._written.items()},
             "vacuum_at": self._vacuum_at,
             "tables": {
                 name: {"written_bytes_per_hour": written.total(), "upkeep_waits_for": self._waits.get(name)}
@@ -249,6 +250,12 @@ def _read(directory: Path, what: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((directory / paths.MAINTENANCE).read_bytes())[what]
         return dict(found)
     return {}
+
+
+def _read_bytes(found: Any) -> BytesPerHour:
+    with suppress(ValueError, TypeError, AttributeError):
+        return BytesPerHour({int(minute): int(size) for minute, size in found.items()})
+    return BytesPerHour()
 
 
 def _with_rejects(known: TableState) -> list[TableName]:
