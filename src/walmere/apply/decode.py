@@ -232,13 +232,12 @@ def decode_text(blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | Non
     truncations: set[Truncation] = set()
     pieces, order = [], []
     for ref, batch in found:
-        is_truncate = pc.equal(batch.column("kind"), "T")
-        for row in batch.filter(is_truncate).select(["commit_lsn", "sequence", "message"]).to_pylist():
+        rows, truncates = _without_truncates(batch)
+        for row in truncates.select(["commit_lsn", "sequence", "message"]).to_pylist():
             message = decode_message(row["message"], streamed=ref.segment.streamed)
             assert isinstance(message, Truncate)
             at = row["commit_lsn"], row["sequence"]
             truncations.add(Truncation(*at, message.cascade, message.restart_identity))
-        rows = batch.filter(pc.invert(is_truncate))
         if not rows.num_rows:
             continue
         relation = blocks.versions[ref.block.relation, ref.version].relation
@@ -266,9 +265,17 @@ def _is_after(batch: pa.RecordBatch, point: tuple[int, int]) -> NDArray[np.bool_
     return later
 
 
+def _without_truncates(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The messages that change rows, and those that truncate."""
+    is_truncate = pc.equal(batch.column("kind"), "T")
+    if not is_truncate.true_count:  # a filter would copy them
+        return batch, batch.slice(0, 0)
+    return batch.filter(pc.invert(is_truncate)), batch.filter(is_truncate)
+
+
 def _last_truncate(batches: Sequence[pa.RecordBatch], parts: int) -> tuple[int, int] | None:
     """Commit LSN and sequence of the last TRUNCATE; None if there is none. It is in the log once per relation."""
-    truncates = [batch.filter(pc.equal(batch.column("kind"), "T")) for batch in batches]
+    truncates = [_without_truncates(batch)[1] for batch in batches]
     if not sum(map(len, truncates)):
         return None
     points, counts = np.unique(

@@ -66,7 +66,8 @@ def main() -> None:
     for place in set(sys.path_importer_cache) - set(sys.path):
         del sys.path_importer_cache[place]
 
-    for module in ("walmere.spark.apply_query", "walmere.subscription.tablesync"):
+    # PyArrow imports pandas with the first array that it makes
+    for module in ("walmere.spark.apply_query", "walmere.subscription.tablesync", "pandas"):
         importlib.import_module(module)
     daemon = importlib.import_module("pyspark.daemon")
     gc.freeze()

@@ -18,8 +18,8 @@ from psycopg.postgres import types
 
 from walmere.sinks.row_index import one_array
 
-_ROWS: Final = 1 << 16
-"""Rows of one piece of COPY: an Arrow array of text has at most 2 GiB."""
+_ROWS: Final = 1 << 13
+"""Rows of one piece of COPY. A piece that fits into the socket's buffer is parsed while the next one is made."""
 _IN_COPY: Final = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"), (b"\r", b"\\r"))
 _IN_ARRAY: Final = ((b"\\", b"\\\\"), (b'"', b'\\"'))
 
