@@ -186,6 +186,7 @@ def test_two_attempts_at_once_by_speculation_are_one_commit(database18: Database
         "UPDATE t SET v = 'x' WHERE id % 2 = 0",
         "INSERT INTO t VALUES (0, 'rejected', 'infinity')",
     )
+    mirror.set("spark", shared_directory=True)
     command = [sys.executable, attempts.__file__, str(mirror.file), str(insert_position(database))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
