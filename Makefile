@@ -24,11 +24,13 @@ $(READY): pyproject.toml constraints.txt scripts/venv
 
 test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 	@scripts/java
+	@$(BIN)/walmere warm
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test-long: $(READY)   ## the tests that take most of a minute each
 	@scripts/java
 	@scripts/versitygw
+	@$(BIN)/walmere warm
 	$(BIN)/pytest -m long --timeout 600 -n $(WORKERS) --dist worksteal
 
 test-matrix: $(READY)  ## the stories on every PostgreSQL from 14 to 18; ARGS="--postgres 14 -k mirror"

@@ -23,6 +23,7 @@ _servers: dict[int, Server] = {}
 
 # here, because Spark's Python workers have the environment that its JVM was started with
 os.environ.update(ENVIRONMENT)
+os.environ["WALMERE_WARM"] = "0"  # `make test` does it
 
 # a shell starts what it has in the background with SIGINT ignored, and children of ours would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,8 @@
-"""A directory of this machine for caches: what is in it can be made again at any time.
+"""Directories of this machine for caches: what is in them can be made again at any time.
 
-On the executors of a cluster, it is below Spark's local directory, which Spark deletes with the executor; or where
-`[spark] cache_directory` says. In a process that Spark has not started, it is a temporary directory of the process.
+`user_cache` outlives processes. `local_cache` does not: on the executors of a cluster, it is below Spark's local
+directory, which Spark deletes with the executor; or where `[spark] cache_directory` says. In a process that Spark has
+not started, it is a temporary directory of the process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from typing import Final
 VARIABLE: Final = "WALMERE_CACHE_DIRECTORY"
 """Has `[spark] cache_directory` in the executors' processes."""
 _SPARK: Final = "SPARK_LOCAL_DIRS"
+
+
+def user_cache() -> Path:
+    """The user's cache directory for Walmere. It may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "walmere")
 
 
 def local_cache() -> Path:

@@ -22,6 +22,7 @@ from processes import Here, eventually, running, walmere
 from walmere.errors import SinkError, WalmereError
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
+from walmere.spark.apply_query import Apply
 from walmere.subscription.state import Phase
 from workload import MixedLoad
 
@@ -101,6 +102,30 @@ def kill_all_of(run: subprocess.Popen[bytes]) -> None:
             process.kill()
     assert run.wait() == -signal.SIGKILL
     eventually(lambda: not alive(started))
+
+
+def test_a_run_that_has_nothing_to_apply_reaches_the_lsn_without_a_query(
+    database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = database18
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int)", "CREATE PUBLICATION pub FOR TABLE t"
+    )
+    database.execute("INSERT INTO t VALUES (1)")
+    mirror = Mirror(database, tmp_path)
+    mirror.run_once()
+    database.execute("INSERT INTO other VALUES (1)")
+    position = insert_position(database)
+    with monkeypatch.context() as patch:
+        patch.setattr(Apply, "start", None)
+        mirror.run_once()
+    assert mirror.tables()[mirror.oid("t")].applied_lsn >= position
+    last = Ledger(mirror.config.subscription.directory).last()
+    assert last is not None
+    assert last.lsn >= position
+    database.execute("INSERT INTO t VALUES (2)")
+    mirror.run_once()
+    mirror.assert_equal("t")
 
 
 def test_killed_while_it_applies_a_later_run_makes_all_equal(database18: Database, tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ from walmere.spark.placement import Placement, parallelism, tagged
 from walmere.spark.reference_source import SOURCE, ReferenceSource, planned
 from walmere.storage import read_error, reserve_error
 from walmere.subscription import state
+from walmere.subscription.batches import Batches
 from walmere.subscription.progress import TARGET, SinkPositions
-from walmere.subscription.requests import skipping
+from walmere.subscription.requests import cuts, skipping
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.target import pace, prepare
@@ -148,6 +149,8 @@ class Apply:
         if rewrite_limit is None:
             pace.reset(directory)
         self._committing = threading.Lock()  # held by a batch, or by a commit of upkeep
+        self._planner: Batches | None = None  # of `needs_query`; the query has its own
+        self._nothing_at: object = None  # end of the log, and states of the tables, at which there was nothing to apply
 
     @property
     def sink(self) -> Sink:
@@ -244,6 +247,30 @@ class Apply:
         writer = stream.writeStream.queryName("apply").foreachBatch(self._batch)
         writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
         return writer.option("checkpointLocation", str(checkpoint)).start()
+
+    def needs_query(self, until: Lsn) -> bool:
+        """Whether the log has changes for the tables, in a run that ends at this LSN.
+
+        If it has none up to there, the positions are recorded here: the start of a query takes seconds.
+        """
+        if self._sink.two_phase or cuts.active(self._directory).at:
+            return True
+        planner = self._planner = self._planner or Batches(self._directory, 1)
+        end = min(until, planner.log_end)
+        looked_at = (end, Tables.changed(self._directory))
+        if looked_at == self._nothing_at:
+            return False
+        [batch, *jobs] = planner.plan({"lsn": str(end)})
+        assert isinstance(batch, Batch)
+        if jobs or batch.not_in_log or not batch.tables:
+            return True
+        if end == until:
+            with self._committing:
+                self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.open())
+                self._began = now()
+                self._record([batch])
+        self._nothing_at = looked_at
+        return False
 
     def record_copies(self) -> None:
         """In a run that needed no query: write to the ledger that all tables were copied at one LSN."""

@@ -21,7 +21,7 @@ from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
 
 from walmere.errors import ConfigError, NotConfigured, SparkEnded, SparkUnavailable
-from walmere.spark import interpreters, placement
+from walmere.spark import class_data, interpreters, placement
 from walmere.spark.daemon import MODULE, NICE
 from walmere.subscription.receiver_process import how_it_ended
 
@@ -32,6 +32,8 @@ _CONNECT_TIMEOUT: Final = 5.0
 """Wait this many seconds for a master to accept a connection. Spark itself would try for more than a minute."""
 _MASTER: Final = re.compile(r"(?:spark|k8s)://(?:https?://)?([^/]+)")
 _PORTS: Final = {"spark": 7077, "k8s": 443}
+JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Many runs take less than a minute: start fast, with little memory and few threads."""
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     # the copy of a big table must not delay the batches of the others
@@ -46,8 +48,6 @@ _SETTINGS: Final = {
     ),
     # a task holds a few segments of the log in Arrow, outside the JVM; the JVM itself only schedules
     "spark.driver.memory": "1g",
-    # many runs take less than a minute: start fast, with little memory and few threads
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     # workers keep their imports and their open Delta tables from batch to batch
     "spark.python.worker.reuse": "true",
     "spark.python.daemon.module": MODULE,
@@ -66,12 +66,13 @@ def session(name: str, master: str | None, settings: Mapping[str, str], log: Pat
 
     `settings` come first, then those of spark-submit, then ours. `master`: None: that of spark-submit, or local.
     """
-    require_java()
+    java = require_java()
     given = _from_spark_submit()
     if master is not None:
         require_master(master)  # also if there is a session: it may be of another master
     master = master_of(master)
-    defaults = dict(_SETTINGS)
+    defaults = {**_SETTINGS, "spark.driver.extraJavaOptions": f"{JVM_OPTIONS} {class_data.options(java)}".strip()}
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", JVM_OPTIONS)  # of the JVM that puts Spark's command line together
     if interpreters.is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no other machine connects to it
         # otherwise Spark would not retry tasks
@@ -224,11 +225,11 @@ def _reason(jvm_log: str, error: Exception) -> str:
     return re.sub(r"^.*?(Exception|Error): ", "", wrong)
 
 
-def require_java() -> None:
-    """Raise NotConfigured if there is no suitable Java. The error of py4j would not say so."""
+def require_java() -> str:
+    """The version of Java, as Java prints it. Raises NotConfigured if it is not suitable: py4j would not say so."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
-    version = 0
+    version, output = 0, ""
     if java and Path(java).exists():
         output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
         if found := re.search(r'version "(\d+)', output):
@@ -238,3 +239,4 @@ def require_java() -> None:
         raise NotConfigured(
             "starting Spark", f"it needs Java {_MIN_JAVA} or later, {has}", "apt-get install openjdk-17-jre-headless"
         )
+    return output

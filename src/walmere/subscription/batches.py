@@ -184,6 +184,11 @@ class Batches:
             groups[least] = (size + _weight(each), [*some, each])
         return [some for _, some in groups if some]
 
+    @property
+    def log_end(self) -> Lsn:
+        """Where the log ends now."""
+        return self._planner.end_lsn
+
     def _log_start(self) -> Lsn:
-        _ = self._planner.end_lsn  # reads what is new
+        _ = self.log_end  # reads what is new
         return self._planner.start_lsn

@@ -96,6 +96,9 @@ class ApplyWorker(Protocol):
     def start(self, interval: float, until: Lsn | None) -> Any:
         """Start the query. Batches begin at least `interval` seconds after each other. `until`: where the run ends."""
 
+    def needs_query(self, until: Lsn) -> bool:
+        """Whether the log has changes for the tables. If it has none up to this LSN, their positions are recorded."""
+
     def record_copies(self) -> None:
         """In a run that needed no query: write to the ledger that all tables were copied at one LSN."""
 
@@ -252,7 +255,7 @@ class Launcher:
                 self._query = self._checked(self._query, until)
                 if self._upkeep is not None and until is None:
                     self._upkeep.poll(self.apply.sink, upkeep)
-            elif time.monotonic() >= self._start_at and self._has_something_to_apply(end, copies):
+            elif time.monotonic() >= self._start_at and self._needs_query(end, copies):
                 self._query = self._start(until, end)
             self._on_poll()
             time.sleep(_POLL)
@@ -277,7 +280,7 @@ class Launcher:
 
     def _last_upkeep(self) -> None:
         """Do a round of upkeep before a run ends by itself: it may be the only one for hours."""
-        if self._upkeep is not None and self._query is not None and not self._stopping.is_set():
+        if self._upkeep is not None and not self._stopping.is_set():
             self._upkeep.round(self.apply.sink)
 
     def _claim(self) -> None:
@@ -365,10 +368,12 @@ class Launcher:
         positions = [position for table in self._tables if (position := table.position) is not None]
         return max([until, *positions, *([] if altered is None else [altered])])
 
-    def _has_something_to_apply(self, until: Lsn | None, copies: CopyScheduler) -> bool:
-        """Whether a query is needed: its start takes seconds, and tables that were just copied may have everything."""
+    def _needs_query(self, until: Lsn | None, copies: CopyScheduler) -> bool:
+        """Whether a query is needed: its start takes seconds, and the tables may have everything already."""
         positions = [position for table in self._tables if (position := table.position) is not None]
-        return any(until is None or position < until for position in positions) or (not positions and copies.done())
+        if not positions:
+            return copies.done()
+        return until is None or (any(each < until for each in positions) and self.apply.needs_query(until))
 
     def _has_applied(self, until: Lsn | None, copies: CopyScheduler) -> bool:
         if until is None or (self._query is not None and self.apply.applied < until):
