@@ -279,9 +279,12 @@ class Launcher:
         return wanted
 
     def _last_upkeep(self) -> None:
-        """Do a round of upkeep before a run ends by itself: it may be the only one for hours."""
+        """Do a round of upkeep before a run ends by itself: it may be the only one for hours.
+
+        If nothing was applied, old files are deleted, and none is rewritten: after a first copy, that can take minutes.
+        """
         if self._upkeep is not None and not self._stopping.is_set():
-            self._upkeep.round(self.apply.sink)
+            self._upkeep.round(self.apply.sink, rewrite=self._query is not None)
 
     def _claim(self) -> None:
         """Check that the target's tables belong to this subscription."""

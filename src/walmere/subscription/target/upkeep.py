@@ -130,10 +130,13 @@ class UpkeepScheduler:
         if time.monotonic() >= self._next_round:
             self._round = executor.submit(self.round, sink)
 
-    def round(self, sink: Sink) -> None:
-        """Look at the tables that have changed, and do what is to be done."""
+    def round(self, sink: Sink, *, rewrite: bool = True) -> None:
+        """Look at the tables that have changed, and do what is to be done. `rewrite`: False: only delete old files."""
         try:
-            self._do_round(sink)
+            if rewrite:
+                self._rewrite_changed(sink)
+            elif self._vacuum(sink, set()):
+                self._write_status()
             self._failures = 0
         except Exception as error:
             self._failures += 1
@@ -148,7 +151,7 @@ class UpkeepScheduler:
             self._stopped = True
         self._tasks.cancel()
 
-    def _do_round(self, sink: Sink) -> None:
+    def _rewrite_changed(self, sink: Sink) -> None:
         changed = [each for each in self._tables if each.follows and self._has_changed(each, sink)]
         work: list[_Item] = []
         limits = Upkeep(self._settings.deleted_share)
