@@ -247,7 +247,10 @@ def test_the_temporary_slot_is_gone_with_its_connection(database: Database) -> N
     assert len(snapshot.slot_name("x" * 63, 4294967295, "7329763972895242536")) <= 63
 
 
-@pytest.mark.parametrize(("pages", "hands", "expected"), [(0, 4, 1), (1, 4, 1), (2, 4, 2), (100, 4, 4), (65536, 1, 8)])
+@pytest.mark.parametrize(
+    ("pages", "hands", "expected"),
+    [(0, 4, 1), (1, 4, 1), (2, 4, 2), (100, 4, 4), (65536, 1, 8), (65536 + 8192, 2, 10), (65536, 12, 12)],
+)
 def test_a_table_is_divided_by_its_size_and_the_hands_there_are(pages: int, hands: int, expected: int) -> None:
     found = Table(1, "s", "t", "d", (), None, (Part("s", "t", pages),), 0)  # type: ignore[arg-type]
     assert len(table.ranges(found, hands)) == expected

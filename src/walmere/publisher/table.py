@@ -22,7 +22,9 @@ from walmere.publisher.publication import row_filters
 from walmere.types.copytext import COPY_OPTIONS
 
 RANGE_BYTES: Final = 64 << 20
-"""About how much one task copies."""
+"""About how much one task copies: some seconds, so that batches of other tables do not wait long for a free core."""
+LARGE_RANGE_BYTES: Final = 1 << 30
+"""The same, while no other table is followed. Larger ranges make larger files, which are not joined later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +201,16 @@ def _parts(connection: Connection, oid: int, kind: str, root: Part, gathered: se
     return tuple(Part(*row[:4]) for row in wanted)
 
 
-def ranges(table: Table, at_least: int = 1, page_bytes: int = 8192) -> list[Range]:
-    """Divide a table into about `at_least` ranges of pages, or more, so that none is larger than RANGE_BYTES."""
+def ranges(table: Table, at_least: int = 1, range_bytes: int = RANGE_BYTES, page_bytes: int = 8192) -> list[Range]:
+    """Divide a table into about `at_least` ranges of pages, or a multiple of it, so that none exceeds `range_bytes`."""
     found: list[Range] = []
     total = sum(part.pages or 0 for part in table.parts) or 1
     for part in table.parts:
         if part.pages is None or part.pages < 2:
             found.append(Range(part, 0, None))
             continue
-        count = max(1, round(at_least * part.pages / total), -(-part.pages * page_bytes // RANGE_BYTES))
+        share = max(1, round(at_least * part.pages / total))  # all tasks end at about the same time
+        count = share * -(-part.pages * page_bytes // (range_bytes * share))
         step = -(-part.pages // min(count, part.pages))
         starts = list(range(0, part.pages, step))
         found += [Range(part, first, end) for first, end in zip(starts, [*starts[1:], None], strict=True)]

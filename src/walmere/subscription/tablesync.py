@@ -350,11 +350,17 @@ class TableSync:
                     " move the target's table to another directory",
                 )
             self.read_rows.add(known.oid)
-            pieces = table.ranges(described, self._tasks.parallelism)
+            pieces = self._ranges(described)
             source = source_of_tasks(source, self._tasks)
             work = [CopyTask(source, exported, described, piece, codecs, self._sink) for piece in pieces]
             copied: list[Copied] = self._tasks.map(copy_piece, work)
         self._commit(known.table, described, schema, copied, exported.lsn)
+
+    def _ranges(self, described: Table) -> list[Range]:
+        """What each task copies: little, if batches of other tables need the cores, too."""
+        others = any(each.follows and not each.of_messages for each in self._tables if each.oid != described.oid)
+        size = table.RANGE_BYTES if others else table.LARGE_RANGE_BYTES
+        return table.ranges(described, self._tasks.parallelism, size)
 
     def _copy_text(self, known: TableState, described: Table, exported: Snapshot, statements: TableDdl) -> None:
         """Copy a table into a database. A copy that fails leaves nothing there."""
@@ -363,7 +369,7 @@ class TableSync:
         names = [column.name for column in described.columns]
         begun = sink.begin_copy(known.table, names, statements)
         self.read_rows.add(known.oid)
-        pieces = table.ranges(described, self._tasks.parallelism)
+        pieces = self._ranges(described)
         source = source_of_tasks(self._source, self._tasks)
         try:
             work = [
