@@ -130,6 +130,16 @@ class Server:
             time.sleep(0.1)
         raise SourceUnavailable("starting a PostgreSQL server", f"it did not start: {self.log()}")
 
+    def follow(self, primary: Server) -> None:
+        """Replace the cluster by a base backup of another server: at its next start, this one is its standby."""
+        shutil.rmtree(self.data)
+        made = self._as_owner(
+            self.bindir / "pg_basebackup", "-D", self.data, "-d", primary.dsn(), "--write-recovery-conf", "-c", "fast"
+        )
+        if made.returncode:
+            raise SourceUnavailable("running pg_basebackup", made.stderr.strip())
+        self.configure({"port": str(self.port)})
+
     def stop(self, mode: signal.Signals = signal.SIGINT) -> None:
         """Stop the server: SIGINT is a fast shutdown, SIGQUIT an immediate one, SIGKILL a crash."""
         if self._postmaster is not None:
