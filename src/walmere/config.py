@@ -97,21 +97,25 @@ class Source(_Section):
     section: ClassVar[str] = "source"
 
     dsn: SecretStr
+    """Anything that libpq accepts: a URI, key=value, `service=…`."""
     password: SecretStr | None = None
+    """Better in `WALMERE_SOURCE__PASSWORD`, `PGPASSWORD`, `.pgpass` or a service file."""
     publications: tuple[str, ...] = Field(min_length=1)
+    """One or more publications of the source."""
     slot: str
+    """The replication slot, created at the first start: 1 to 63 lower-case letters, digits, `_`."""
     streaming: bool = True
     """Receive large transactions while they are in progress (protocol 2 and later)."""
     two_phase: bool = False
     """Receive prepared transactions at PREPARE TRANSACTION (PostgreSQL 15 and later)."""
     failover: bool = False
-    """Synchronise the slot to standbys (PostgreSQL 17 and later)."""
+    """Create the slot so that it is synchronised to standbys (PostgreSQL 17 and later)."""
     origin: Literal["any", "none"] = "any"
-    """`none`: only changes that did not arrive at the source by replication (PostgreSQL 16 and later)."""
+    """`"none"`: leave out changes that came to the source by replication (PostgreSQL 16 and later)."""
     heartbeat: Seconds = 10.0
-    """Write a logical message after this many idle seconds, so that the slot advances. 0: never."""
+    """Idle seconds after which a logical message is written, so that the slot advances. 0: never."""
     timeout: float = Field(default=60.0, ge=1, le=86_400)
-    """Seconds without data after which a connection counts as lost: PostgreSQL's wal_receiver_timeout."""
+    """Seconds of silence after which a connection counts as lost: PostgreSQL's `wal_receiver_timeout`."""
 
     @field_validator("publications", mode="before")
     @classmethod
@@ -137,20 +141,25 @@ class SubscriptionSettings(_Section):
     """The subscription's name, state directory and change log."""
 
     name: str
+    """1 to 63 bytes, without `/` and control characters. `pg_stat_replication` shows `walmere_<name>`."""
     directory: Path
-    """For the change log, table states, ledger and checkpoints."""
+    """The change log and the state of all tables, relative to the file's own directory. With a `store`: a cache."""
     segment_bytes: int = Field(default=64 << 20, ge=1 << 16, le=1 << 30)
+    """A segment of the change log ends at this size, or after `segment_seconds`."""
     segment_seconds: Seconds = 0.1
-    """A segment of the change log ends at this size or age."""
+    """A segment ends at this age, or at `segment_bytes`."""
     keep_seconds: Seconds = 86_400.0
-    """A segment is kept for at least this long, and until every sink has applied it."""
+    """How long a segment stays after every sink has applied it."""
     store: str | None = None
-    """The URL of an object store for the change log and the state; the directory is a cache then."""
+    """The URL of an object store for change log and state, such as `"s3://bucket/walmere/shop"`. Each subscription
+    needs its own. A subscription with a local change log is moved there at the next start.
+    """
     upload_seconds: float = Field(default=1.0, ge=0.05, le=60)
+    """What was received is put into the store at this age, or at `upload_bytes`."""
     upload_bytes: int = Field(default=16 << 20, ge=1 << 16, le=256 << 20)
-    """What was received is put into the store at this age or size."""
+    """The size of one put, at most. The receiver holds up to four times as much in memory."""
     cache_bytes: int = Field(default=1 << 30, ge=0)
-    """With a store: keep so many bytes of segments in the directory."""
+    """With a store: so many bytes of segments stay in the directory; older ones are read from the store."""
 
     _paths = field_validator("directory", mode="before")(_path)
 
@@ -181,21 +190,33 @@ class DeltaTarget(_Section):
     """A directory of Delta tables, to which the tables are mirrored."""
 
     kind: Literal["delta"] = "delta"
+    """A lake."""
     path: Path | str
-    """Tables are at <path>/<schema>/<table>. A text is the URL of an object store, see Storage."""
+    """Tables are at `<path>/<schema>/<table>`, rejects at `<path>/_rejects.<schema>/<table>`. A directory, relative to
+    the file's own; or the URL of an object store, such as `"s3://bucket/lake"`.
+    """
     mode: Literal["mirror"] = "mirror"
+    """Tables equal to their source. There is no other mode yet."""
     gather_partitions: bool = False
-    """Mirror partitions that are published under their own names as one table."""
+    """Make one table of the partitions of a table that are published each under its own name."""
     messages: str | None = Field(default=None, pattern=r"^[^.]+\.[^.]+$")
-    """Write logical messages to a table of this name: schema.table."""
+    """Write logical messages to a table of this name, `schema.table`."""
     keep_seconds: Seconds = 3600.0
-    """How far back tables can be read: an old version is kept for this long after it was replaced."""
+    """How far back tables can be read: a version stays for that long after a newer one has replaced it. Files that are
+    unused for longer are deleted.
+    """
     deletion_vectors: bool = True
-    """Mark changed rows in deletion vectors. `false`: rewrite their files, for readers without deletion vectors."""
+    """Mark changed rows in deletion vectors. `false`: rewrite their files, for readers that do not support deletion
+    vectors. A table is switched in place, by its next batch.
+    """
     max_rewrite_bytes_per_hour: int = Field(default=10 << 30, ge=1 << 20)
-    """Without deletion vectors: make batches larger, so that they rewrite at most this many bytes per hour."""
+    """With `deletion_vectors = false`: batches get larger, so that they rewrite about this many bytes per hour. The
+    tables are then further behind, and `status` shows when the next batch begins. `--once` and `--until` do not wait.
+    """
     batch_seconds: Seconds | None = None
-    """A batch begins at least this many seconds after the one before; None: 0.5, in an object store 1."""
+    """A batch begins at least so many seconds after the one before. Not set: 0.5, in an object store 1. Each batch
+    writes files, and makes requests to a store.
+    """
 
     _paths = field_validator("path", mode="before")(_lake)
 
@@ -206,19 +227,29 @@ class PostgresTarget(_Section):
     section: ClassVar[str] = "target"
 
     kind: Literal["postgres"]
+    """A database."""
     dsn: SecretStr
+    """Anything that libpq accepts: a URI, key=value, `service=…`."""
     password: SecretStr | None = None
+    """Better in `WALMERE_TARGET__PASSWORD`, `PGPASSWORD`, `.pgpass` or a service file. If source and target have
+    different passwords, `PGPASSWORD` is not enough: it is for both.
+    """
     mode: Literal["mirror"] = "mirror"
+    """Tables equal to their source. There is no other mode yet."""
     gather_partitions: bool = False
-    """Mirror partitions that are published under their own names as one table."""
+    """Make one table of the partitions of a table that are published each under its own name."""
     create_tables: bool = False
-    """Create missing schemas, tables and columns from the source's catalogs."""
+    """Create missing schemas and tables from the source's catalogs, and columns that are added later. `false`: what is
+    missing is an error.
+    """
     on_conflict: Literal["stop", "skip", "overwrite"] = "stop"
     """What to do with a row that violates a constraint of the target."""
     state_schema: str = Field(default="walmere", alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
-    """The schema of the target in which Walmere keeps its own tables: positions, conflicts, staged copies."""
+    """The schema of the target in which Walmere has its own tables: 1 to 63 lower-case letters, digits, `_`."""
     timeout: float = Field(default=60.0, ge=1, le=86_400)
-    """Seconds without an answer after which a connection counts as lost."""
+    """Seconds without an answer after which a connection counts as lost. TCP keepalives, `tcp_user_timeout` and
+    `connect_timeout` (2 to 10 s) follow from it; values in `dsn` have precedence.
+    """
 
     @property
     def messages(self) -> None:
@@ -241,21 +272,24 @@ class Maintenance(_Section):
     deleted_share: float = Field(default=0.1, gt=0, le=1)
     """Rewrite a file when this share of its rows is deleted."""
     file_bytes: int = Field(default=256 << 20, ge=1 << 16, le=1 << 30)
-    """The size of new files, at most; small files are joined up to it."""
+    """The size of new files, at most. Files of less than a quarter of it are joined."""
     bytes_per_hour: int = Field(default=20 << 30, ge=0)
-    """Rewrite at most this many bytes per hour."""
+    """Rewrite at most this many bytes per hour, also across restarts. What waits for it is in `status`. A rewrite that
+    is larger than this is done when nothing was rewritten for an hour. 0: nothing is rewritten.
+    """
 
 
 class Storage(_Section):
     """Object stores: where they are, and how they are reached. Credentials are never here."""
 
     endpoint: str | None = None
-    """The address of the server; None: that of the cloud's own service."""
+    """The address of the server, such as `"http://minio.example:9000"`. Not set: the cloud's own."""
     region: str | None = None
+    """Of the bucket. Not set: AWS_REGION, the region of the profile, or us-east-1."""
     timeout: float = Field(default=TIMEOUT, ge=1, le=600)
     """Seconds for one request. A request that fails is repeated for up to a minute."""
     options: Mapping[str, str | int | float | bool] = Field(default_factory=dict)
-    """Other options: docs/guides/object-stores.md lists them."""
+    """Other options of the store by name, such as `{virtual_hosted_style_request = true}`."""
 
     @field_validator("options")
     @classmethod
@@ -281,11 +315,15 @@ class Spark(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, hide_input_in_errors=True)
 
     master: str | None = None
-    """None: what spark-submit says, or else local[*]."""
+    """Where tasks run: `local[N]`, `spark://…`, `yarn` or `k8s://…` (client mode). Not set: what `spark-submit` says,
+    or else `local[*]`.
+    """
     shared_directory: bool = False
-    """All executors have the local paths of the configuration, because they are on a shared file system."""
+    """On a cluster, local paths are refused. `true`: all executors have the same files under the paths of `[target]`
+    and `[subscription]`, on a shared file system.
+    """
     cache_directory: str | None = None
-    """A directory of every executor, for caches; None: Spark's local directory."""
+    """A directory of each executor for caches, such as key indexes. Not set: Spark's local directory."""
 
     @model_validator(mode="after")
     def _settings(self) -> Spark:
