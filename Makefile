@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 # tests side by side: each worker has servers and a Spark of its own
 WORKERS ?= 2
 
-.PHONY: demo test test-long test-matrix lint bench bench-receive clean help
+.PHONY: demo test test-long test-matrix lint docs reference bench bench-receive clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)   ## a minute: a PostgreSQL of its own, live writers, Spark, and the proof; ARGS="--json --seconds 10"
@@ -37,10 +37,16 @@ test-matrix: $(READY)  ## the stories on every PostgreSQL from 14 to 18; ARGS="-
 	@scripts/java
 	@$(BIN)/python scripts/matrix.py $(ARGS)
 
-lint: $(READY)   ## ruff and mypy
+lint: $(READY) docs   ## ruff, mypy, and the documentation builds without a warning
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)   ## the documentation as a site, in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # --quiet would keep it from counting warnings
+
+reference: $(READY)  ## make the pages of docs/reference that follow from the code
+	@$(BIN)/python scripts/reference.py
 
 bench: $(READY)  ## every benchmark, side by side with the limit tools: two hours
 	@scripts/java
@@ -50,4 +56,4 @@ bench-receive: $(READY)  ## receiving, side by side with pg_recvlogical
 	$(BIN)/python -m bench.receive
 
 clean:           ## remove what these targets made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .servers bench/results walmere-demo
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .servers bench/results walmere-demo site
