@@ -235,7 +235,7 @@ class Reader:
         assert self._python.stdout is not None
         self._python.stdin.write(json.dumps(self.replaced(block.text)) + "\n")
         self._python.stdin.flush()
-        said = []
+        said: list[str] = []
         for line in self._python.stdout:
             if line.startswith(_END):
                 self._output = "".join(said)

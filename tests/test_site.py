@@ -21,7 +21,7 @@ def test_links_to_files_of_the_repository_lead_to_them() -> None:
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     """As `make docs`."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
+    command: list[str | Path] = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
     return subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
 
 
