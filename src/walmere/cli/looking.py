@@ -1,0 +1,86 @@
+"""Commands that only look: status, log, verify."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import walmere
+from walmere.cli import failures
+from walmere.cli.options import DEFAULT, AsJson, ConfigFile, lsn
+from walmere.cli.signals import end_as_by_ctrl_c
+from walmere.errors import NotCompared
+from walmere.lsn import INVALID_LSN, Lsn
+
+
+def status(config: ConfigFile = DEFAULT, json: AsJson = False) -> None:
+    """Show slot, positions, lag and tables. Exits with 1 if the source does not answer."""
+    from walmere.cli import output
+
+    state = walmere.Subscription(config).status()
+    output.status(state, as_json=json)
+    if state["error"] is not None:
+        raise typer.Exit(failures.FAILED)
+
+
+def verify(
+    config: ConfigFile = DEFAULT,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table: table or schema.table. Repeatable.")] = None,
+    sample: Annotated[
+        float | None, typer.Option(min=0.001, max=100, metavar="PERCENT", help="Compare only this part of each table.")
+    ] = None,
+    show_values: Annotated[bool, typer.Option(help="Show the values of rows that differ.")] = False,
+    examples: Annotated[int, typer.Option(min=0, help="How many different rows to list for each table.")] = 20,
+    wait: Annotated[
+        float,
+        typer.Option(min=0.1, metavar="SECONDS", help="Limit of the wait for open transactions, or for progress."),
+    ] = 60,
+    json: AsJson = False,
+) -> None:
+    """Compare source and target, every row and column, at one LSN.
+
+    Exits with 0 if they are equal, 1 if not, and 3 if nothing differs but something could not be compared.
+    """
+    from walmere.cli import comparing
+    from walmere.verify.proof import VerifyOptions
+
+    subscription = walmere.Subscription(config)
+    options = VerifyOptions(sample=sample, show_values=show_values, examples=examples)
+    end_as_by_ctrl_c()
+    try:
+        with comparing.progress_display() as display:
+            proof = subscription.verify(
+                table or (), options, wait=wait, on_progress=display.progress, on_verdict=display.verdict
+            )
+    except NotCompared as error:
+        failures.fail(error, failures.NOT_COMPARED)
+    comparing.proof(proof, as_json=json)
+    if proof.equal is not True:
+        raise typer.Exit(failures.FAILED if proof.equal is False else failures.NOT_COMPARED)
+
+
+def log(
+    config: ConfigFile = DEFAULT,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more transactions.")] = False,
+    table: Annotated[str | None, typer.Option(help="Only changes of this table: table or schema.table.")] = None,
+    start: Annotated[
+        Lsn | None, typer.Option("--from", parser=lsn, metavar="LSN", help="Only what committed at or after this LSN.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Show the transactions of the change log."""
+    from walmere.cli import output
+
+    end_as_by_ctrl_c()
+    try:
+        for transaction in walmere.Subscription(config).transactions(
+            start or INVALID_LSN, table, follow=lambda: follow
+        ):
+            output.transaction(transaction, as_json=json)
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # `walmere log | head`: the pipe is closed, so the rest of the buffer cannot be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,118 @@
+"""Commands that run a subscription, or ask something of the process that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+import walmere
+from walmere.cli import failures
+from walmere.cli.options import DEFAULT, ConfigFile, lsn
+from walmere.cli.signals import stopped_by_signals
+from walmere.lsn import Lsn
+
+_WARM_AFTER: Final = 60.0
+"""Seconds after which a run without an end makes the next starts faster: not while it copies its first tables."""
+
+
+def receive(
+    config: ConfigFile = DEFAULT,
+    until: Annotated[Lsn | None, typer.Option(parser=lsn, metavar="LSN", help="Stop when this LSN is durable.")] = None,
+    once: Annotated[bool, typer.Option(help="Stop when everything that is committed now is durable.")] = False,
+    error_file: Annotated[Path | None, typer.Option(hidden=True)] = None,  # `run` reads the error from there
+) -> None:
+    """Receive the publication into the change log, until stopped."""
+    logging.getLogger().setLevel(logging.INFO)
+    failures.set_log_format("%(asctime)s %(levelname)s %(message)s")
+    with failures.write_error_to(error_file):
+        subscription = walmere.Subscription(config)
+        with stopped_by_signals(subscription):
+            durable = subscription.receive(until, once=once)
+    place = subscription.config.subscription.store or subscription.config.changelog
+    print(f"everything before {durable} is durable in {place}", file=sys.stderr)
+
+
+def run(
+    config: ConfigFile = DEFAULT,
+    until: Annotated[Lsn | None, typer.Option(parser=lsn, metavar="LSN", help="Stop when this LSN is applied.")] = None,
+    once: Annotated[bool, typer.Option(help="Stop when everything that is committed now is applied.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON whenever a table has changed.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take over tables of the target that belong to another subscription.")
+    ] = False,
+    no_receiver: Annotated[
+        bool, typer.Option("--no-receiver", help="Apply what `walmere receive` on another machine puts into the store.")
+    ] = False,
+) -> None:
+    """Copy the tables to the target, then apply changes, until stopped."""
+    from walmere.cli import output
+
+    subscription = walmere.Subscription(config)
+    with stopped_by_signals(subscription), _warming(at_end=once or until is not None):
+        subscription.run(
+            until,
+            once=once,
+            on_progress=output.progress if json else None,
+            take_over=take_over,
+            receives=not no_receiver,
+        )
+
+
+@contextlib.contextmanager
+def _warming(*, at_end: bool) -> Iterator[None]:
+    """Make the next starts faster, after a run that ends by itself, or while one goes on that does not."""
+
+    def warm() -> None:
+        from walmere.spark import class_data
+        from walmere.spark.session import require_java
+
+        class_data.make_later(require_java())
+
+    later = threading.Timer(_WARM_AFTER, warm)
+    later.daemon = True
+    if not at_end:
+        later.start()
+    try:
+        yield
+    finally:
+        later.cancel()
+    if at_end:
+        warm()
+
+
+def resync(
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="table or schema.table")],
+    config: ConfigFile = DEFAULT,
+    wait: Annotated[bool, typer.Option(help="Wait until the new copies are complete.")] = True,
+) -> None:
+    """Copy tables again.
+
+    Until a new copy is complete, readers see the old one; the other tables go on.
+    """
+    subscription = walmere.Subscription(config)
+    running = subscription.running
+    with contextlib.nullcontext() if running else stopped_by_signals(subscription):
+        names = ", ".join(map(str, subscription.resync(tables, wait=wait)))
+    if not wait:
+        print(f"{names}: will be copied again by the running process, or by the next `walmere run`")
+    else:
+        print(f"{names}: copied again by the running process" if running else f"{names}: copied again")
+
+
+def skip(
+    position: Annotated[Lsn, typer.Argument(parser=lsn, metavar="LSN", help="The commit LSN of the transaction.")],
+    config: ConfigFile = DEFAULT,
+) -> None:
+    """Leave out a transaction, as ALTER SUBSCRIPTION … SKIP.
+
+    Only if the target is a database, and the transaction cannot be applied there.
+    """
+    walmere.Subscription(config).skip(position)
+    print(f"the transaction with the commit LSN {position} will be left out")
