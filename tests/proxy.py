@@ -1,4 +1,4 @@
-"""A TCP proxy that can stop forwarding without closing anything: a frozen peer behind a kernel that still answers."""
+"""A TCP proxy that can be slow, or stop forwarding without closing anything: a frozen peer whose kernel answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ class Proxy:
         self._thawed.set()
         self._ended = False
         self._sockets: list[socket.socket] = []
+        self.delay = 0.0
+        """Seconds for each 64 kB that come from the server, of each connection."""
         self.passed = 0
         """Bytes that came from the server."""
         threading.Thread(target=self._accept, daemon=True).start()
@@ -64,5 +67,7 @@ class Proxy:
                     for each in ready:
                         if not (data := each.recv(1 << 16)):
                             return
-                        self.passed += len(data) if each is server else 0
+                        if each is server:
+                            self.passed += len(data)
+                            time.sleep(self.delay * len(data) / (1 << 16))
                         (client if each is server else server).sendall(data)

@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any
 from walmere import config as configuration
 from walmere import paths
 from walmere.config import Config, PostgresTarget
-from walmere.errors import ChangeLogError, ChangeLogInUse, ConfigError, StoreUnavailable, WalmereError
+from walmere.errors import (
+    ChangeLogError,
+    ChangeLogInUse,
+    ConfigError,
+    NotCompared,
+    Paused,
+    StoreUnavailable,
+    WalmereError,
+)
 from walmere.libpq import check_dsn
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
@@ -71,6 +79,35 @@ class Subscription:
     def running(self) -> bool:
         """Whether this process or another one runs it."""
         return Lock.holder(self.directory / paths.RUN) is not None
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is paused. Raises StoreError if its store does not answer."""
+        from walmere.subscription.shared.store import is_paused
+
+        return is_paused(self.config)
+
+    def pause(self) -> None:
+        """Copy and apply nothing until `resume`, also after a restart. The receiver goes on: no WAL piles up.
+
+        A batch that is being applied is completed; a copy that is running is cancelled, and starts again later.
+        """
+        from walmere.subscription.shared.store import set_paused
+
+        require_usable(self.directory)
+        set_paused(self.config, True)
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        from walmere.subscription.shared.store import set_paused
+
+        set_paused(self.config, False)
+
+    def _require_not_paused(self, doing: str) -> None:
+        """Raise Paused: what is to be done would wait until it is resumed."""
+        with contextlib.suppress(StoreUnavailable):  # what is done next will tell
+            if self.paused:
+                raise Paused(doing, "the subscription is paused", "`walmere resume` first")
 
     def check(self) -> list[Finding]:
         """Check the source and this machine. Each problem and warning comes with its fix."""
@@ -136,6 +173,8 @@ class Subscription:
         if (pid := Lock.holder(self.directory / paths.RUN)) is not None:  # before Spark starts, which takes seconds
             doing = f"running the subscription in {self.directory}"
             raise ChangeLogInUse(doing, f"process {pid} runs it already", f"stop process {pid} first")
+        if once or until is not None:
+            self._require_not_paused("running the subscription up to an LSN")
         with self._stoppable():
             until = self._until(until, once)
             self._work(self.launcher(on_progress=on_progress, take_over=take_over, receives=receives), until)
@@ -267,6 +306,8 @@ class Subscription:
         store = self._store()
         shared = None if store is None else SharedRequests(store)
         wanted = resync.find(Tables(self.directory), tables)
+        if wait:
+            self._require_not_paused("copying tables again")
         if shared is None:
             resync.add(self.directory, wanted)
         else:
@@ -306,7 +347,12 @@ class Subscription:
         from walmere.verify.run import verify
 
         self.refresh()
-        self.require_not_elsewhere("looking for a point to compare at")
+        doing = "looking for a point to compare at"
+        self.require_not_elsewhere(doing)
+        try:
+            self._require_not_paused(doing)
+        except Paused as error:
+            raise NotCompared(*error.args) from None
         return verify(self, tables, options, wait=wait, on_progress=on_progress, on_verdict=on_verdict)
 
     def lake(self) -> Lake:

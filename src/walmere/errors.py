@@ -35,6 +35,7 @@
     │   ├── PointGone             the point is older than what is kept
     │   └── NotApplied            the point is newer than what is applied                  (transient)
     ├── NotCompared               there is no point at which source and target can be compared
+    ├── Paused                    the subscription is paused, so that this would never end
     ├── NotMirrored               a table is set aside: the target cannot hold it, or its rows have no identity
     ├── InvalidTransition         a wrong use of a table's state machine: a bug in Walmere
     └── SourceError
@@ -330,6 +331,10 @@ class NotApplied(LakeError):
     """
 
     transient = True
+
+
+class Paused(WalmereError):
+    """The subscription is paused, and this would wait until it is resumed."""
 
 
 class NotMirrored(WalmereError):

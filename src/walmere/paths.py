@@ -16,6 +16,8 @@
     index/                key indexes of the target's files: a cache
     maintenance.json      what upkeep of the tables has done, for `walmere status`
     skip                  the commit LSN of a transaction that is left out
+    paused                while it exists, nothing is copied or applied
+    copies.json           how many rows the running copies have read, for `walmere status`
     pace.json             when the next batch may begin, if batches rewrite too many bytes
     spark.log             what Spark logs
     feed.json             the publications that a query of format pgoutput receives
@@ -46,6 +48,8 @@ INDEX: Final = "index"
 MAINTENANCE: Final = "maintenance.json"
 PACE: Final = "pace.json"
 SKIP: Final = "skip"
+PAUSED: Final = "paused"
+COPIES: Final = "copies.json"
 SPARK_LOG: Final = "spark.log"
 FEED: Final = "feed.json"
 STATE_OF: Final = "state-of"
@@ -59,6 +63,8 @@ FILES: Final = (
     MAINTENANCE,
     PACE,
     SKIP,
+    PAUSED,
+    COPIES,
     SPARK_LOG,
     STATE_OF,
     TABLES,

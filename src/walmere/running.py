@@ -20,10 +20,11 @@ from walmere.spark.interpreters import is_local
 from walmere.spark.session import master_of, require_alive, session
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription.checks.cluster import require_shared
+from walmere.subscription.copy_progress import CopyProgress, RunningCopies
 from walmere.subscription.launcher import Launcher
 from walmere.subscription.shared.state import SharedState
 from walmere.subscription.shared.store import store_of_config
-from walmere.subscription.state import to_json
+from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
 from walmere.subscription.target.sink import sink_of
@@ -43,13 +44,14 @@ class RunProgress:
     It polls in its own thread, because tables may be copied before the apply query has started.
     """
 
-    def __init__(self, tables: Tables, on_progress: OnProgress) -> None:
+    def __init__(self, tables: Tables, copies: RunningCopies, on_progress: OnProgress) -> None:
         self._tables = tables
+        self._copies = copies
         self._on_progress = on_progress
         self._applied: str | None = None
         self._changes: Counter[int] = Counter()
         self._reported: Mapping[str, Any] = {}
-        self._polled: tuple[int, str | None] | None = None
+        self._polled: object = None
         self._polling = threading.Lock()
         self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -74,15 +76,21 @@ class RunProgress:
         """Report the state of the tables if it has changed."""
         with self._polling:
             applied = self._applied
-            if (seen := (self._tables.changes, applied)) == self._polled:
+            copies = self._copies.by_table
+            if (seen := (self._tables.changes, applied, copies)) == self._polled:
                 return
             self._polled = seen
-            changes = self._changes
-            tables = [{"name": table.name, **to_json(table), "changes": changes[table.oid]} for table in self._tables]
-            now = {"applied_lsn": applied, "tables": tables}
+            now = {"applied_lsn": applied, "tables": [self._table(each, copies) for each in self._tables]}
             if now != self._reported:
                 self._on_progress(now)
                 self._reported = now
+
+    def _table(self, known: TableState, copies: Mapping[int, CopyProgress]) -> dict[str, Any]:
+        shown = {"name": known.name, **to_json(known), "changes": self._changes[known.oid]}
+        copying = copies.get(known.oid)
+        if copying is None:
+            return shown
+        return {**shown, "rows_copied": copying.rows, "rows_estimated": copying.estimated, "copy_began": copying.began}
 
 
 def spark(config: Config) -> SparkSession:
@@ -119,7 +127,8 @@ def launcher(
     copies = SparkTasks(started, "copy")
     if copies.remote:
         target = target.portable()
-    sync = TableSync(config.source, name, tables, target, copies, gather=gather)
+    running = RunningCopies(directory, config.source)
+    sync = TableSync(config.source, name, tables, target, copies, running, gather=gather)
     limit = None
     if isinstance(config.target, DeltaTarget) and not target.spreads:
         limit = config.target.max_rewrite_bytes_per_hour
@@ -139,7 +148,7 @@ def launcher(
     )
     if on_progress is None:
         return make_launcher(make_apply(on_batch=on_batch))
-    progress = RunProgress(tables, on_progress)
+    progress = RunProgress(tables, running, on_progress)
 
     def batch_applied(applied: list[Applied], lsn: Lsn) -> None:
         progress.batch_applied(applied, lsn)

@@ -22,6 +22,10 @@ def files(log: Path) -> int:
     return len(list(log.glob("*.arrow")))
 
 
+def size(log: Path) -> int:
+    return sum(path.stat().st_size for path in log.glob("*.arrow"))
+
+
 def start_of(log: Path) -> Lsn:
     with Manifest(log) as manifest:
         return manifest.header.start_lsn
@@ -36,8 +40,10 @@ def test_what_is_older_than_the_keep_time_goes_and_the_rest_stays(tmp_path: Path
         assembly.feed(source.inserts(number))
         writer.flush()
         ends.append(writer.durable)
+    assert writer.log_bytes == size(tmp_path) > 0
     retention.submit(writer, None, time.time() - COMMITTED - 1.5)
     writer.flush()
+    assert writer.log_bytes == size(tmp_path)
     assert read(tmp_path) == [["2"], ["3"]]
     assert files(tmp_path) == 2
     assert start_of(tmp_path) == ends[1]

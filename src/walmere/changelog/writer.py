@@ -21,6 +21,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -87,6 +88,11 @@ class Writer:
     def durable(self) -> Lsn:
         """Everything that committed before this LSN is on disk; with a store, there."""
         return self._flusher.durable
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the segments in the directory."""
+        return self._flusher.log_bytes
 
     @property
     def busy(self) -> bool:
@@ -179,6 +185,7 @@ class Flusher:
     def __init__(self, directory: Path, durable: Lsn) -> None:
         self.directory = directory
         self.durable = durable
+        self.log_bytes = segment_bytes_in(directory)
         self.failure: Exception | None = None
         self._manifest = self._open()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -199,6 +206,7 @@ class Flusher:
     def store(self, writers: list[SegmentWriter], entries: list[Entry], end_lsn: Lsn | None) -> None:
         for writer in writers:
             writer.finish()
+            self.log_bytes += writer.length
         if writers:
             sync_directory(self.directory)
         if entries:
@@ -210,7 +218,10 @@ class Flusher:
     def remove(self, files: Iterable[str]) -> None:
         """Delete segment files."""
         for file in files:
-            (self.directory / file).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                size = (self.directory / file).stat().st_size
+                (self.directory / file).unlink()
+                self.log_bytes -= size
 
     def hurry(self) -> None:
         """Begin to make durable what the jobs before have stored."""
@@ -248,6 +259,16 @@ class Flusher:
                     job()
                 except Exception as error:  # Writer.check raises it in the receiver's thread
                     self.failure = error
+
+
+def segment_bytes_in(directory: Path) -> int:
+    """The size of the segments in a directory. There may be hundreds of thousands, so this may take a second."""
+    total = 0
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # retention has just removed it
+                total += entry.stat().st_size if entry.name.endswith(SUFFIX) else 0
+    return total
 
 
 def segment_name(first_sequence: int) -> str:

@@ -31,6 +31,8 @@ COMMANDS: Final[tuple[Callable[..., None], ...]] = (
     looking.status,
     looking.verify,
     looking.log,
+    running.pause,
+    running.resume,
     running.resync,
     running.skip,
     running.receive,

@@ -18,10 +18,10 @@ from walmere.lsn import INVALID_LSN, Lsn
 
 def status(config: ConfigFile = DEFAULT, json: AsJson = False) -> None:
     """Show slot, positions, lag and tables. Exits with 1 if the source does not answer."""
-    from walmere.cli import output
+    from walmere.cli import status_view
 
     state = walmere.Subscription(config).status()
-    output.status(state, as_json=json)
+    status_view.status(state, as_json=json)
     if state["error"] is not None:
         raise typer.Exit(failures.FAILED)
 
@@ -72,14 +72,14 @@ def log(
     json: AsJson = False,
 ) -> None:
     """Show the transactions of the change log."""
-    from walmere.cli import output
+    from walmere.cli import transactions
 
     end_as_by_ctrl_c()
     try:
         for transaction in walmere.Subscription(config).transactions(
             start or INVALID_LSN, table, follow=lambda: follow
         ):
-            output.transaction(transaction, as_json=json)
+            transactions.transaction(transaction, as_json=json)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:  # `walmere log | head`: the pipe is closed, so the rest of the buffer cannot be flushed

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 import typer
 
 import walmere
-from walmere.cli import failures
-from walmere.cli.options import DEFAULT, ConfigFile, lsn
+from walmere.cli import failures, output
+from walmere.cli.options import DEFAULT, AsJson, ConfigFile, lsn
 from walmere.cli.signals import stopped_by_signals
 from walmere.lsn import Lsn
 
@@ -52,8 +52,6 @@ def run(
     ] = False,
 ) -> None:
     """Copy the tables to the target, then apply changes, until stopped."""
-    from walmere.cli import output
-
     subscription = walmere.Subscription(config)
     with stopped_by_signals(subscription), _warming(at_end=once or until is not None):
         subscription.run(
@@ -116,3 +114,26 @@ def skip(
     """
     walmere.Subscription(config).skip(position)
     print(f"the transaction with the commit LSN {position} will be left out")
+
+
+def pause(config: ConfigFile = DEFAULT, json: AsJson = False) -> None:
+    """Copy and apply nothing until `walmere resume`. Receiving goes on.
+
+    So no WAL piles up at the source: the changes wait in the change log. It stays paused across restarts.
+    """
+    _set_paused(config, True, as_json=json)
+
+
+def resume(config: ConfigFile = DEFAULT, json: AsJson = False) -> None:
+    """Continue after `walmere pause`."""
+    _set_paused(config, False, as_json=json)
+
+
+def _set_paused(config: Path, paused: bool, *, as_json: bool) -> None:
+    subscription = walmere.Subscription(config)
+    (subscription.pause if paused else subscription.resume)()
+    running = subscription.running
+    done = "paused: changes are received, and not applied" if paused else "resumed"
+    if not running:
+        done = f"{done}; no process on this machine runs it"
+    output.done(done, as_json=as_json, subscription=subscription.config.subscription.name, paused=paused)

@@ -8,13 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 import walmere
-from walmere.cli import failures
+from walmere.cli import failures, output
 from walmere.cli.options import DEFAULT, AsJson, ConfigFile
 
 
 def check(config: ConfigFile = DEFAULT, json: AsJson = False) -> None:
     """Check the source and this machine. Each problem and warning comes with its fix. Exits with 1 on a problem."""
-    from walmere.cli import output
     from walmere.libpq import describe
 
     subscription = walmere.Subscription(config)

@@ -55,12 +55,16 @@ class SparkTasks:
         function: Callable[[Item], Result],
         items: Sequence[Item],
         on_progress: Callable[[int, int], None] | None = None,
+        counted: Callable[[Result], int] | None = None,
     ) -> list[Result]:
         """The function's result for each item, in the order of the items.
 
-        `on_progress` is called regularly with the number of finished items and of all items.
+        `on_progress` is called regularly with the number of finished items and of all items. `counted`: add up this
+        number of each result instead of 1.
         """
-        return self._run(function, items, lambda results: list(results.collect()), on_progress) if items else []
+        if not items:
+            return []
+        return self._run(function, items, lambda results: list(results.collect()), on_progress, counted)
 
     def add(
         self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, on_progress: Callable[[int, int], None]
@@ -76,12 +80,13 @@ class SparkTasks:
         items: Sequence[Any],
         take: Callable[[RDD[Any]], Any],
         on_progress: Callable[[int, int], None] | None,
+        counted: Callable[[Any], int] | None = None,
     ) -> Any:
         done = self._context.accumulator(0)
         secrets = Secrets()
         sealed = secrets.seal(items)
         with self.job() as failures:
-            run = _task(function, secrets, self._tries, failures, done)
+            run = _task(function, secrets, self._tries, failures, done, counted)
             ended = threading.Event()
             if on_progress is not None:
                 arguments = (on_progress, done, len(items), ended)
@@ -140,6 +145,7 @@ def _task(
     tries: int,
     failures: Accumulator[list[Failure]],
     done: Accumulator[int],
+    counted: Callable[[Any], int] | None,
 ) -> Callable[[bytes], list[Any]]:
     driver = Versions.here()
 
@@ -152,7 +158,7 @@ def _task(
         if isinstance(result, Failure):
             failures.add([result])
             return []
-        done.add(1)
+        done.add(1 if counted is None else counted(result))
         return [result]
 
     return run

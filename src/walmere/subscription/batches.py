@@ -19,7 +19,7 @@ from walmere.changelog.store.log_store import store_of
 from walmere.definition import Shape
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
-from walmere.subscription.requests import cuts, skipping
+from walmere.subscription.requests import cuts, pausing, skipping
 from walmere.subscription.tables import Tables
 from walmere.subscription.target.pace import next_batch
 
@@ -83,7 +83,8 @@ class Batches:
         if self._end is None:
             last = Ledger(self._directory).last()
             self._end = last.lsn if last is not None else self._planner.start_lsn
-        if not self._ends and next_batch(self._directory) is not None and not cuts.active(self._directory).at:
+        waits = not self._ends and next_batch(self._directory) is not None and not cuts.active(self._directory).at
+        if waits or pausing.is_paused(self._directory):
             return {"lsn": str(self._end), "turn": str(self._turn)}
         before, self._end = self._end, self._planner.end_of_batch(self._end, self._max_bytes, self._cut)
         if before == self._end and self._tables_are_behind():

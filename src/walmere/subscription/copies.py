@@ -52,14 +52,22 @@ class CopyScheduler:
         self._next_discovery: float | None = None  # None: one is running
         self.failed: dict[int, WalmereError] = {}
 
-    def poll(self) -> None:
-        """Handle what has finished, then start what can start. Raises errors that concern more than one table."""
+    @property
+    def working(self) -> bool:
+        """Whether something is being copied or redefined."""
+        return bool(self._running)
+
+    def poll(self, *, start: bool = True) -> None:
+        """Handle what has finished, then start what can start. Raises errors that concern more than one table.
+
+        `start`: False: start nothing, because the subscription is paused.
+        """
         now = time.monotonic()
         self._poll_discovery(now)
         for oid, work in [each for each in self._running.items() if each[1].done()]:
             del self._running[oid]
             self._finished(oid, work, now)
-        for table in self._waiting():
+        for table in self._waiting() if start else ():
             if table.oid not in self._running and now >= self._retry_at.get(table.oid, 0.0):
                 self._start(table, now)
 

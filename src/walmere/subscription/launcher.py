@@ -22,6 +22,7 @@ from walmere.config import Config
 from walmere.definition import MESSAGES_OID
 from walmere.errors import (
     ChangeLogInUse,
+    Paused,
     SinkFull,
     SinkUnavailable,
     SlotInUse,
@@ -40,7 +41,7 @@ from walmere.subscription.backoff import Backoff
 from walmere.subscription.copies import CopyScheduler, first_line
 from walmere.subscription.executor import DaemonExecutor
 from walmere.subscription.receiver_process import ReceiverProcess
-from walmere.subscription.requests import resync
+from walmere.subscription.requests import pausing, resync
 from walmere.subscription.requests.position import PositionRequests
 from walmere.subscription.shared.follower import Follower
 from walmere.subscription.shared.requests import POLL_INTERVAL, SharedRequests
@@ -143,7 +144,7 @@ class Launcher:
         self.apply = apply
         self._upkeep = None if upkeep is None else upkeep(apply.replace_files)
         self._stopping = threading.Event()
-        self._claimed = False
+        self._claimed = self._paused = False
         self._take_over = take_over
         self._shared = shared
         self._requests = None if shared is None else SharedRequests(shared.store)
@@ -250,19 +251,38 @@ class Launcher:
                 self._tables.shared.check()
             for oid in self._requested():
                 copies.retry_now(oid)
-            copies.poll()
+            self._pause_or_resume(copies, until)
+            copies.poll(start=not self._paused)
             if self._query is not None:
                 self._query = self._checked(self._query, until)
-                if self._upkeep is not None and until is None:
+                if self._upkeep is not None and until is None and not self._paused:
                     self._upkeep.poll(self.apply.sink, upkeep)
-            elif time.monotonic() >= self._start_at and self._needs_query(end, copies):
+            elif not self._paused and time.monotonic() >= self._start_at and self._needs_query(end, copies):
                 self._query = self._start(until, end)
             self._on_poll()
             time.sleep(_POLL)
 
+    def _pause_or_resume(self, copies: CopyScheduler, until: Lsn | None) -> None:
+        """Do what `walmere pause` and `walmere resume` have requested. The planner of the batches does its own part."""
+        paused = pausing.is_paused(self._config.subscription.directory)
+        if paused and until is not None:
+            raise Paused("running the subscription up to an LSN", "it is paused", "`walmere resume` first")
+        if paused and not self._paused:
+            _log.warning("paused: changes are received, and not applied; `walmere resume` continues")
+            if self._upkeep is not None:
+                self._upkeep.stop()
+        if paused and copies.working:
+            self._sync.stop()  # repeated: a copy may be between two jobs
+        if self._paused and not paused:
+            _log.warning("resumed")
+            self._sync.resume()
+            if self._upkeep is not None:
+                self._upkeep.resume()
+        self._paused = paused
+
     def _request_position(self, end: Lsn | None) -> None:
         """With a store: have the log reach the LSN that is needed next, also if the source is idle."""
-        if self._positions is None or self._query is None:
+        if self._positions is None or self._query is None or self._paused:
             return
         waits = not self._receives and end is not None and self.apply.applied < end
         if waits or any(each.phase in (Phase.FINISHED_COPY, Phase.SYNC_DONE) and each.follows for each in self._tables):

@@ -263,16 +263,21 @@ class Receiver:
         applied = self._applied() or INVALID_LSN
         stream.confirm(received, durable, applied, reply=reply)
         self.progress = ReceiverProgress(received, durable, applied)
-        self._write_progress(settled=all_fed and writer.settled)
+        self._write_progress(writer.log_bytes, settled=all_fed and writer.settled)
 
     def _applied(self) -> Lsn | None:
         """What every sink has applied; None if there is no sink."""
         return self._positions.applied() if self._cache is None else self._shared.applied()
 
-    def _write_progress(self, *, settled: bool) -> None:
+    def _write_progress(self, log_bytes: int, *, settled: bool) -> None:
         path = self._config.subscription.directory / paths.RECEIVER
         temporary = path.with_suffix(".tmp")
-        state = {"pid": os.getpid(), "received_lsn": str(self.progress.received), "time": time.time()}
+        state = {
+            "pid": os.getpid(),
+            "received_lsn": str(self.progress.received),
+            "log_bytes": log_bytes,
+            "time": time.time(),
+        }
         if settled and self._cache is not None:  # with a store, not every position is recorded
             state["nothing_until"] = str(self.progress.received)
         temporary.write_text(json.dumps(state))

@@ -60,6 +60,20 @@ class Phase(StrEnum):
         """Whether the table can be read."""
         return self in (Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
 
+    @property
+    def words(self) -> str:
+        """For people, beside the letter."""
+        return _WORDS[self]
+
+
+_WORDS: Final = {
+    Phase.INIT: "waits for its copy",
+    Phase.DATA_SYNC: "being copied",
+    Phase.FINISHED_COPY: "copied",
+    Phase.SYNC_DONE: "caught up",
+    Phase.READY: "ready",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TableState:

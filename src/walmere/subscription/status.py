@@ -7,10 +7,9 @@ position, and no table lacks changes of the log, then everything that was commit
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,23 +17,25 @@ from typing import Any, Final
 from walmere import paths
 from walmere.changelog import manifest
 from walmere.changelog.search import ManifestSearch
+from walmere.changelog.writer import segment_bytes_in
 from walmere.config import Config
-from walmere.errors import ChangeLogError, SinkError, SourceError, StoreError
+from walmere.errors import ChangeLogError, SinkError, StoreError
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.object_store import is_url
-from walmere.publisher import catalog, slot
-from walmere.publisher.catalog import PublishedTable
-from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.slot import Slot
 from walmere.sinks.base import Extent, Sink
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
+from walmere.subscription import copy_progress
+from walmere.subscription.copy_progress import CopyProgress
 from walmere.subscription.lag import Missing, oldest_missing
 from walmere.subscription.progress import TARGET, SinkPositions
+from walmere.subscription.requests import pausing
 from walmere.subscription.shared.state import refresh_state
-from walmere.subscription.shared.store import describe, refresh_log
+from walmere.subscription.shared.store import describe, is_paused, refresh_log
+from walmere.subscription.source_status import SourceStatus, read_source
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.target.pace import next_batch
@@ -42,22 +43,6 @@ from walmere.subscription.target.upkeep import read_status
 
 _REQUESTS: Final = 8
 """Tables that are read from an object store at the same time."""
-CATCH_UP_TIMEOUT: Final = 0.25
-"""A running receiver is not behind if it reaches the source's position within this many seconds."""
-
-
-@dataclass(slots=True)
-class _Source:
-    """What was read from the source."""
-
-    now: float = field(default_factory=time.time)  # by the source's clock, as the times of commits
-    wal: Lsn | None = None
-    slot: Slot | None = None
-    sent: Lsn | None = None  # by the walsender of the slot
-    sent_after: float = 0.0  # seconds until it had sent everything up to `wal`, if it has
-    published: list[PublishedTable] | None = None
-    locked: dict[int, str] = field(default_factory=dict)  # relations that a lock keeps from being read
-    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -76,19 +61,21 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
 
     `sink`: the target, to show how large its tables are.
     """
-    store, store_error = _read_store(config)
-    source = _read_source(config)
+    store, paused, store_error = _read_store(config)
+    source = read_source(config)
     log, tables = _read_log(config, source)
     positions = SinkPositions(config.subscription.directory).positions()
     applied = positions.pop(TARGET, None)
     receiver = _receiver(config, source, log)
     conflicts = _conflicts(sink)
     extents, lake_error = _extents(tables, sink)
+    copies = _copies(config)
     upkeep, next_at = read_status(config.subscription.directory), next_batch(config.subscription.directory)
     # without a target nothing is applied, and no table can be behind
     behind = [each.name for each in tables if config.target is not None and _is_behind(each, log)]
     return {
         "subscription": config.subscription.name,
+        "paused": paused,
         "slot": _slot(source.slot),
         "source_lsn": _text(source.wal),
         "received_lsn": _text(_received(config, log.end)),
@@ -101,12 +88,13 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
         "receiver": receiver,
         "tables": [
             {
-                **_table(each, source, log),
+                **_table(each, source, log, copies.get(each.oid)),
                 **_extent(each, extents.get(each.name), upkeep),
                 "conflicts": conflicts.get(each.name, 0),
             }
             for each in tables
         ],
+        "disk": {"log_bytes": _log_bytes(config, running=receiver["running"]), "lake_bytes": _lake_bytes(extents)},
         # without deletion vectors: batches wait if they would rewrite too many bytes
         "next_batch": None if next_at is None else _time(next_at),
         # the log is kept for these, too
@@ -116,51 +104,17 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
     }
 
 
-def _read_store(config: Config) -> tuple[dict[str, Any] | None, str | None]:
-    """What the store says, and its error. Brings the local copies of the log and the state up to date."""
+def _read_store(config: Config) -> tuple[dict[str, Any] | None, bool, str | None]:
+    """What the store says, whether it is paused, and an error. Brings the local copies of log and state up to date."""
     try:
         refresh_log(config)
         refresh_state(config)
-        return describe(config), None
+        return describe(config), is_paused(config), None
     except StoreError as error:
-        return None, f"{error.doing}: {error.wrong}"
+        return None, pausing.is_paused(config.subscription.directory), f"{error.doing}: {error.wrong}"
 
 
-def _read_source(config: Config) -> _Source:
-    found = _Source()
-    try:
-        with (
-            closing(connect(config.source, "walmere status")) as connection,
-            translate_errors(config.source, "reading the source"),
-        ):
-            catalog.set_timeouts(connection)
-            found.wal = catalog.wal_position(connection)
-            found.now = catalog.clock(connection)
-            found.slot = slot.read(connection, config.source.slot)
-            _wait_for_walsender(connection, found)
-            gather = config.target is not None and config.target.gather_partitions
-            found.published = catalog.published_tables(connection, config.source.publications, gather)
-            relations = [oid for each in found.published for oid in (each.oid, *(leaf for leaf, _ in each.leaves))]
-            found.locked = catalog.locked_tables(connection, relations)
-    except SourceError as error:
-        found.error = f"{error.doing}: {error.wrong}"
-    return found
-
-
-def _wait_for_walsender(connection: Connection, found: _Source) -> None:
-    """Wait until the walsender has sent everything up to the source's position, at most CATCH_UP_TIMEOUT."""
-    if found.slot is None or found.slot.active_pid is None or found.wal is None:
-        return
-    began = time.monotonic()
-    while True:
-        found.sent = slot.sent_position(connection, found.slot.active_pid)
-        found.sent_after = time.monotonic() - began
-        if found.sent is None or found.sent >= found.wal or found.sent_after > CATCH_UP_TIMEOUT:
-            return
-        time.sleep(CATCH_UP_TIMEOUT / 10)
-
-
-def _read_log(config: Config, source: _Source) -> tuple[_Log, list[TableState]]:
+def _read_log(config: Config, source: SourceStatus) -> tuple[_Log, list[TableState]]:
     """The log and the tables, including those that are not published any more."""
     found = _Log()
     if not (config.changelog / manifest.NAME).exists():
@@ -179,7 +133,7 @@ def _read_log(config: Config, source: _Source) -> tuple[_Log, list[TableState]]:
     return found, tables
 
 
-def _tables(config: Config, source: _Source) -> list[TableState]:
+def _tables(config: Config, source: SourceStatus) -> list[TableState]:
     known = Tables(config.subscription.directory)
     if source.published is None:
         return list(known)
@@ -195,7 +149,7 @@ def _is_behind(table: TableState, log: _Log) -> bool:
     return table.published and (not table.follows or table.name in log.missing)
 
 
-def _lag_seconds(source: _Source, log: _Log, *, receiving: bool) -> float | None:
+def _lag_seconds(source: SourceStatus, log: _Log, *, receiving: bool) -> float | None:
     """The age of the oldest commit that was received and is not applied. None: unknown."""
     times = [each.commit_time for each in log.missing.values()]
     known = [commit_time for commit_time in times if commit_time is not None]
@@ -206,7 +160,7 @@ def _lag_seconds(source: _Source, log: _Log, *, receiving: bool) -> float | None
     return 0.0
 
 
-def _receiver(config: Config, source: _Source, log: _Log) -> dict[str, Any]:
+def _receiver(config: Config, source: SourceStatus, log: _Log) -> dict[str, Any]:
     """How far the log is behind the source."""
     running = Lock.holder(config.changelog) is not None
     if config.subscription.store is not None:  # or on another machine
@@ -221,12 +175,33 @@ def _receiver(config: Config, source: _Source, log: _Log) -> dict[str, Any]:
     return {"running": running, "lag_bytes": behind, "lag_seconds": seconds}
 
 
-def _table(table: TableState, source: _Source, log: _Log) -> dict[str, Any]:
+def _copies(config: Config) -> dict[int, CopyProgress]:
+    """The copies that are running, by table."""
+    directory = config.subscription.directory
+    return {} if Lock.holder(directory / paths.RUN) is None else copy_progress.read(directory)
+
+
+def _log_bytes(config: Config, *, running: bool) -> int:
+    """How much of the disk the change log uses; with a store, its local copy."""
+    counted = _receiver_file(config).get("log_bytes") if running else None
+    return counted if isinstance(counted, int) else segment_bytes_in(config.changelog)
+
+
+def _lake_bytes(extents: Mapping[str, Extent | None]) -> int | None:
+    """The size of the tables of a lake: of the files of their newest versions. None: not known."""
+    known = [each.bytes for each in extents.values() if each is not None]
+    return sum(known) if known else None
+
+
+def _table(table: TableState, source: SourceStatus, log: _Log, copying: CopyProgress | None) -> dict[str, Any]:
     stored = to_json(table)
+    if copying is not None and table.copying:
+        stored["rows_copied"] = copying.rows
     keys = ("phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published")
     return {
         "name": table.name,
         **{key: stored[key] for key in keys},
+        "rows_estimated": source.estimated.get(table.oid),
         "lag_bytes": _bytes(source.wal, table.position),
         "lag_seconds": _table_seconds(table, source, log.missing),
         "locked": _locked(table, source),
@@ -277,7 +252,7 @@ def _conflicts(sink: Sink | None) -> Mapping[str, int]:
         return {}
 
 
-def _locked(table: TableState, source: _Source) -> str | None:
+def _locked(table: TableState, source: SourceStatus) -> str | None:
     """The lock that keeps it, or a partition of it, from being read."""
     its = next((each for each in source.published or () if each.oid == table.oid), None)
     relations = [table.oid] if its is None else [table.oid, *(leaf for leaf, _ in its.leaves)]
@@ -295,7 +270,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _table_seconds(table: TableState, source: _Source, missing: Mapping[str, Missing]) -> float | None:
+def _table_seconds(table: TableState, source: SourceStatus, missing: Mapping[str, Missing]) -> float | None:
     if table.position is None:
         return None
     oldest = missing.get(table.name)
@@ -324,12 +299,20 @@ def _received(config: Config, durable: Lsn | None) -> Lsn | None:
 
 def _reported(config: Config, key: str) -> Lsn | None:
     """An LSN in the receiver's own file."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # missing, or half written: not fsynced
-        return Lsn.parse(json.loads((config.subscription.directory / paths.RECEIVER).read_text())[key])
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        return Lsn.parse(_receiver_file(config)[key])
     return None
 
 
-def _age(commit_time: int, source: _Source) -> float:
+def _receiver_file(config: Config) -> Mapping[str, Any]:
+    """What the receiver has written about itself; empty if there is nothing."""
+    with suppress(OSError, ValueError):  # missing, or half written: not fsynced
+        content = json.loads((config.subscription.directory / paths.RECEIVER).read_text())
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _age(commit_time: int, source: SourceStatus) -> float:
     return max(0.0, round(source.now - commit_time / 1e6, 3))
 
 

@@ -15,6 +15,7 @@ This module also redefines a table whose stream has another definition than its 
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.publisher import catalog, copy, snapshot, table
 from walmere.publisher.connect import Connection, connect, translate_errors
+from walmere.publisher.copy_progress import application_name, estimated_rows
 from walmere.publisher.ddl import TableDdl, table_ddl
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.stream import identify_system
@@ -43,6 +45,7 @@ from walmere.sinks.base import OVERWRITE, Sink, StagedFile, is_lake
 from walmere.sinks.postgres.copying import Copy
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.subscription import state
+from walmere.subscription.copy_progress import OnTasks, RunningCopies
 from walmere.subscription.discovery import Discovery, identity_of, require_other_name
 from walmere.subscription.evolution import in_place
 from walmere.subscription.state import Phase, TableState
@@ -73,10 +76,12 @@ class Tasks(Protocol):
         function: Callable[[Item], Result],
         items: Sequence[Item],
         on_progress: Callable[[int, int], None] | None = None,
+        counted: Callable[[Result], int] | None = None,
     ) -> list[Result]:
         """The results, in the order of the items.
 
-        `on_progress` is called regularly with the number of finished items and of all items.
+        `on_progress` is called regularly with the number of finished items and of all items. `counted`: add up this
+        number of each result instead of 1.
         """
 
     def cancel(self) -> None:
@@ -110,7 +115,8 @@ def copied_rows(task: CopyTask, rejects: Rejects) -> Iterator[pa.RecordBatch]:
     names = [column.name for column in task.table.columns]
     schema = schema_of(task.table, task.codecs)
     command = table.copy_command(task.table, task.piece)
-    for text in copy.copy_out(task.source, "walmere copy", task.snapshot, command, task.piece.part):
+    name = application_name(task.snapshot)
+    for text in copy.copy_out(task.source, name, task.snapshot, command, task.piece.part):
         parsed = copytext.read(text, names)
         lsn = np.full(parsed.num_rows, task.snapshot.lsn, np.uint64)
         yield pa.RecordBatch.from_arrays(rejects.cast(parsed, task.codecs, lsn), schema=schema)
@@ -157,8 +163,8 @@ def copy_text_piece(task: TextCopyTask) -> int:
 
     def pieces() -> Iterator[bytes]:
         nonlocal rows
-        command = table.copy_command(task.table, task.piece)
-        for text in copy.copy_out(task.source, "walmere copy", task.snapshot, command, task.piece.part):
+        command, name = table.copy_command(task.table, task.piece), application_name(task.snapshot)
+        for text in copy.copy_out(task.source, name, task.snapshot, command, task.piece.part):
             rows += text.count(b"\n")
             yield text
 
@@ -191,9 +197,18 @@ class TableSync:
     """Copies tables of one subscription."""
 
     def __init__(
-        self, source: Source, subscription: str, tables: Tables, sink: Sink, tasks: Tasks, *, gather: bool = False
+        self,
+        source: Source,
+        subscription: str,
+        tables: Tables,
+        sink: Sink,
+        tasks: Tasks,
+        running: RunningCopies,
+        *,
+        gather: bool = False,
     ) -> None:
         self._source = source
+        self.running = running
         self._gather = gather
         self._subscription = subscription
         self._tables = tables
@@ -210,12 +225,16 @@ class TableSync:
         self._sink = sink
 
     def stop(self) -> None:
-        """Cancel running copies. The next run starts them again."""
+        """Cancel running copies, and start none until `resume`. The next run starts them again."""
         self._stopping.set()
         for connection in list(self._making_slots):
             with suppress(Exception):  # the connection may be lost
                 connection.cancel_safe(timeout=_CANCEL_TIMEOUT)
         self._tasks.cancel()
+
+    def resume(self) -> None:
+        """Copies may start again after `stop`."""
+        self._stopping.clear()
 
     def require_free_messages_name(self, name: TableName | None) -> None:
         """Raise ConfigError if target.messages is the name of a published table. Call it before anything is created."""
@@ -269,6 +288,8 @@ class TableSync:
         except PublicationMissing:
             self._require_gone(oid)
         except Exception as error:
+            if self._stopping.is_set():
+                return  # it was cancelled
             wrong = error if isinstance(error, WalmereError) else WalmereError(f"altering {known.name}", repr(error))
             if isinstance(wrong, ColumnMissing):  # it goes on when somebody has added the column
                 self._tables.change({oid: lambda its: state.with_error(its, str(wrong))})
@@ -331,12 +352,15 @@ class TableSync:
             ):
                 catalog.set_timeouts(connection)
                 described, types = look(connection, source, known.oid, self._gather)
+                estimated = estimated_rows(connection, [described.published]).get(known.oid)
                 statements = None if is_lake(self._sink) else table_ddl(connection, described)
             if (described.schema, described.name) != known.table:
                 raise SourceUnavailable(f"copying {known.name}", f"it was renamed to {described}")
             self._tables.add_types(types)
+            watched = self.running.watched(known.oid, exported, estimated)
             if statements is not None:
-                self._copy_text(known, described, exported, statements)
+                with watched as on_tasks:
+                    self._copy_text(known, described, exported, statements, on_tasks)
                 return
             assert is_lake(self._sink)
             codecs = codecs_of(described, types)
@@ -353,7 +377,8 @@ class TableSync:
             pieces = self._ranges(described)
             source = source_of_tasks(source, self._tasks)
             work = [CopyTask(source, exported, described, piece, codecs, self._sink) for piece in pieces]
-            copied: list[Copied] = self._tasks.map(copy_piece, work)
+            with watched as on_tasks:
+                copied: list[Copied] = self._tasks.map(copy_piece, work, on_tasks, operator.attrgetter("rows"))
         self._commit(known.table, described, schema, copied, exported.lsn)
 
     def _ranges(self, described: Table) -> list[Range]:
@@ -362,7 +387,9 @@ class TableSync:
         size = table.RANGE_BYTES if others else table.LARGE_RANGE_BYTES
         return table.ranges(described, self._tasks.parallelism, size)
 
-    def _copy_text(self, known: TableState, described: Table, exported: Snapshot, statements: TableDdl) -> None:
+    def _copy_text(
+        self, known: TableState, described: Table, exported: Snapshot, statements: TableDdl, on_tasks: OnTasks
+    ) -> None:
         """Copy a table into a database. A copy that fails leaves nothing there."""
         sink = self._sink
         assert isinstance(sink, PostgresSink)
@@ -375,7 +402,7 @@ class TableSync:
             work = [
                 TextCopyTask(source, exported, described, piece, number, begun) for number, piece in enumerate(pieces)
             ]
-            rows = sum(self._tasks.map(copy_text_piece, work))
+            rows = sum(self._tasks.map(copy_text_piece, work, on_tasks, int))
             self._tables.shared.check(0.0)
             version = begun.finish(exported.lsn)
         except BaseException:

@@ -110,6 +110,7 @@ class Uploader(Flusher):
         its = self._collected
         for writer in writers:
             writer.finish_cached()
+            self.log_bytes += writer.length
             its.files[writer.path.name] = writer.length
         its.entries += entries
         its.end_lsn = end_lsn or its.end_lsn
@@ -250,7 +251,7 @@ class Uploader(Flusher):
         self._cached_bytes += sum(files.values())
         while self._cached and self._cached_bytes > self._cache_bytes:
             file, length = self._cached.popleft()
-            (self.directory / file).unlink(missing_ok=True)
+            super().remove([file])
             self._cached_bytes -= length
 
     def _publish(self, number: int) -> None:

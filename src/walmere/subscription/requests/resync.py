@@ -17,7 +17,7 @@ from walmere.errors import ConfigError, NotMirrored, SourceUnavailable
 from walmere.names import TableName
 from walmere.storage import Lock, read_json, write_durably
 from walmere.subscription import state
-from walmere.subscription.requests import skipping
+from walmere.subscription.requests import pausing, skipping
 from walmere.subscription.shared.requests import SharedRequests
 from walmere.subscription.tables import Tables
 
@@ -57,7 +57,7 @@ def take(directory: Path, tables: Tables) -> set[int]:
 
 
 def take_shared(directory: Path, tables: Tables, shared: SharedRequests) -> set[int]:
-    """The same for the requests in the store, and requests to skip a transaction."""
+    """The same for the requests in the store, and requests to skip a transaction, or to pause."""
     found = shared.read()
     taken: set[int] = set()
     for each in found:
@@ -65,6 +65,7 @@ def take_shared(directory: Path, tables: Tables, shared: SharedRequests) -> set[
         if each.skip is not None:
             skipping.request(directory, each.skip)
             tables.shared.put()
+    pausing.set_paused(directory, shared.paused)
     if found:
         shared.remove({each.id for each in found})
     return taken

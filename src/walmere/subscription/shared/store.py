@@ -16,6 +16,8 @@ from walmere.config import Config
 from walmere.errors import ChangeLogInUse, ChangeLogMismatch
 from walmere.object_store import ObjectStore, open_store
 from walmere.storage import Lock
+from walmere.subscription.requests import pausing
+from walmere.subscription.shared.requests import SharedRequests
 
 
 def store_of_config(config: Config) -> ObjectStore | None:
@@ -71,6 +73,25 @@ def describe(config: Config) -> dict[str, Any] | None:
         return {"url": store.url, "epoch": None, "receiver": None, "oldest_object": None}
     head = found[0]
     return {"url": store.url, "epoch": head.epoch, "receiver": head.writer or None, "oldest_object": head.oldest}
+
+
+def is_paused(config: Config) -> bool:
+    """Whether the subscription is paused. Raises StoreError."""
+    store = store_of_config(config)
+    if store is None:
+        return pausing.is_paused(config.subscription.directory)
+    requests = SharedRequests(store)
+    requests.read()
+    return requests.paused
+
+
+def set_paused(config: Config, paused: bool) -> None:
+    """Pause the subscription, or resume it. Raises StoreError."""
+    store = store_of_config(config)
+    if store is None:
+        pausing.set_paused(config.subscription.directory, paused)
+    else:
+        SharedRequests(store).set_paused(paused)
 
 
 def running_elsewhere(config: Config) -> str | None:

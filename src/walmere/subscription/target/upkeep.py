@@ -151,6 +151,10 @@ class UpkeepScheduler:
             self._stopped = True
         self._tasks.cancel()
 
+    def resume(self) -> None:
+        """Rounds may start again after `stop`."""
+        self._stopped, self._failures = False, 0
+
     def _rewrite_changed(self, sink: Sink) -> None:
         changed = [each for each in self._tables if each.follows and self._has_changed(each, sink)]
         work: list[_Item] = []

@@ -1,0 +1,132 @@
+"""The output of `walmere status`: what a tired person needs to see first comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from walmere.cli.output import print_json
+from walmere.cli.units import rows as row_count
+from walmere.cli.units import size, span
+from walmere.subscription.state import Phase
+
+State = Mapping[str, Any]
+
+
+def status(state: State, *, as_json: bool) -> None:
+    """Print the output of `status`."""
+    if as_json:
+        print_json(state)
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for each in lines(state):
+        console.print(each)
+
+
+def lines(state: State) -> Iterator[RenderableType]:
+    """What `status` shows."""
+    yield f"[bold]{escape(state['subscription'])}[/bold]"
+    if state["error"]:
+        yield f"  [red]{escape(state['error'])}[/red]"
+    if state["paused"]:
+        yield "  [yellow]paused: changes are received, and not applied; `walmere resume` continues[/yellow]"
+    if slot := state["slot"]:
+        use = "active" if slot["active"] else "not active"
+        retained = size(slot["retained_bytes"])
+        yield f"  slot {slot['name']}: {use}, {slot['wal_status']}, holds {retained} of WAL on the source"
+    if (store := state["store"]) is not None:
+        writer = "no receiver yet" if store["receiver"] is None else f"epoch {store['epoch']}, {store['receiver']}"
+        yield f"  store {escape(store['url'])}: {escape(writer)}"
+    for label in ("source", "received", "durable", "applied"):
+        yield f"  {label:<9} {state[label + '_lsn'] or '–'}"
+    yield f"  lag       {lag(state)}"
+    receiver = state["receiver"]
+    yield f"  receiver  {'running' if receiver['running'] else 'not running'}, {lag(receiver)} behind"
+    lake = state["disk"]["lake_bytes"]
+    yield f"  disk      {size(state['disk']['log_bytes'])} change log" + (f", {size(lake)} lake" if lake else "")
+    if state["behind"]:
+        yield f"  behind    {escape(', '.join(state['behind']))}"
+    elif state["caught_up"]:
+        yield "  caught up"
+    if state["next_batch"] is not None:
+        yield f"  batches   are larger, the next is at {state['next_batch']}: max_rewrite_bytes_per_hour"
+    if state["tables"]:
+        yield from _tables(state["tables"])
+
+
+def _tables(states: Sequence[State]) -> Iterator[RenderableType]:
+    table = Table("table", "phase", "copied", "applied", "lag", "rejects", box=None, pad_edge=False)
+    for each in states:
+        table.add_row(
+            escape(each["name"]),
+            phase(each),
+            copied(each),
+            each["applied_lsn"] or "–",
+            "–" if each["lag_seconds"] is None else span(each["lag_seconds"]),
+            row_count(each["rejects"]),
+        )
+    yield table
+    yield from _extents([each for each in states if each["files"] is not None])
+    for each in states:
+        yield from (f"  {escape(each['name'])}: {escape(text)}" for text in remarks(each))
+
+
+def phase(table: State) -> str:
+    """PostgreSQL's letter, and what it means."""
+    if not table["published"]:
+        return "no longer published"
+    return f"{table['phase']} {Phase(table['phase']).words}"
+
+
+def copied(table: State) -> str:
+    """The rows that were copied; while a copy is running, of how many."""
+    number = row_count(table["rows_copied"])
+    if table["phase"] != Phase.DATA_SYNC or not table["rows_estimated"]:
+        return number
+    return f"{number} of about {row_count(table['rows_estimated'])}"
+
+
+def remarks(table: State) -> Iterator[str]:
+    """What is wrong with a table, and what to do."""
+    if table["upkeep_waits_for"] is not None:
+        yield f"rewriting its files waits for {table['upkeep_waits_for']}"
+    if table["conflicts"]:
+        yield f"{table['conflicts']} changes met a conflict: see the table conflicts in the target's schema"
+    if table["error"] is not None:
+        yield table["error"]
+    if table["next_copy"] is not None:
+        yield (
+            f"its changes were refused again after a copy; the next copy is at {table['next_copy']}, when the table is"
+            f" altered, or with `walmere resync {table['name']}`"
+        )
+    if table["locked"] is not None:
+        yield f"the table is locked at the source: {table['locked']}"
+
+
+def lag(of: State) -> str:
+    """The lag in bytes and seconds, of the subscription or of its receiver."""
+    missing = None if of["lag_bytes"] is None else size(of["lag_bytes"])
+    if of["lag_seconds"] is not None:
+        return ", ".join(part for part in (missing, span(of["lag_seconds"])) if part)
+    why = "" if of.get("receiver", {"running": True})["running"] else ": no receiver is running"
+    return ", ".join(part for part in (missing, f"seconds unknown{why}") if part)
+
+
+def _extents(states: Sequence[State]) -> Iterator[RenderableType]:
+    """How large the target's tables are."""
+    table = Table("table", "files", "size", "deleted rows", "written per hour", box=None, pad_edge=False)
+    for each in states:
+        written = each["written_bytes_per_hour"]
+        table.add_row(
+            escape(each["name"]),
+            str(each["files"]),
+            size(each["bytes"]),
+            row_count(each["deleted_rows"]),
+            "–" if written is None else size(written),
+        )
+    if states:
+        yield table

@@ -1,0 +1,26 @@
+"""Numbers for people: bytes, times, rows."""
+
+from __future__ import annotations
+
+
+def size(count: int | None) -> str:
+    """Bytes."""
+    rest = float(count or 0)
+    for unit in ("B", "kB", "MB", "GB"):
+        if rest < 1024:
+            return f"{rest:.0f} {unit}" if unit == "B" else f"{rest:.1f} {unit}"
+        rest /= 1024
+    return f"{rest:.1f} TB"
+
+
+def span(count: float) -> str:
+    """Seconds."""
+    if count < 120:
+        return f"{count:.1f} s"
+    minutes, seconds = divmod(int(count), 60)
+    return f"{minutes} min {seconds} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def rows(count: float) -> str:
+    """Rows, or anything else that is counted."""
+    return f"{count:,.0f}"
