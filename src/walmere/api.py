@@ -131,6 +131,16 @@ class Subscription:
 
         return status(self.config, self._sink())
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Callable[[], dict[str, Any]]]:
+        """A function that returns what `status` does, for who calls it again and again: it keeps its connection."""
+        from walmere.subscription.source_status import SourceReader
+        from walmere.subscription.status import status
+
+        sink = self._sink()
+        with closing(SourceReader(self.config)) as reader:
+            yield lambda: status(self.config, sink, reader)
+
     def source_position(self) -> Lsn:
         """The end of the source's WAL: everything that is committed now is before it."""
         from walmere.publisher import catalog

@@ -361,9 +361,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     try:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            doing, "there is no such file", "name it with -c; docs/guides/mirror-a-publication.md has an example"
-        ) from None
+        raise ConfigError(doing, "there is no such file", "name it with -c, or write one: `walmere init`") from None
     except OSError as error:
         raise ConfigError(doing, error.strerror or "the file cannot be read") from None
     except UnicodeDecodeError:
@@ -379,7 +377,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         problems = [_problem(dict(detail), variables) for detail in details]
-        raise ConfigError(doing, "; ".join(problems), "docs/reference/configuration.md lists the keys") from None
+        raise ConfigError(doing, "; ".join(problems), "`walmere help configuration` lists the keys") from None
     # paths are relative to the file, not to the current directory
     here = path.parent.absolute()
     subscription = config.subscription.model_copy(update={"directory": here / config.subscription.directory})

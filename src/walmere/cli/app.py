@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 import walmere
-from walmere.cli import failures, looking, running, setup
+from walmere.cli import failures, looking, running, setup, topics
 from walmere.cli.options import with_verbose
 
 app = typer.Typer(
@@ -25,25 +25,26 @@ app = typer.Typer(
     help="PostgreSQL logical replication whose subscriber is Apache Spark.",
 )
 
-COMMANDS: Final[tuple[Callable[..., None], ...]] = (
-    setup.check,
-    running.run,
-    looking.status,
-    looking.verify,
-    looking.log,
-    running.pause,
-    running.resume,
-    running.resync,
-    running.skip,
-    running.receive,
-    setup.drop,
-    setup.warm,
-    setup.demo,
-)
+COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "check": setup.check,
+    "run": running.run,
+    "status": looking.status,
+    "verify": looking.verify,
+    "log": looking.log,
+    "pause": running.pause,
+    "resume": running.resume,
+    "resync": running.resync,
+    "skip": running.skip,
+    "receive": running.receive,
+    "drop": setup.drop,
+    "warm": setup.warm,
+    "demo": setup.demo,
+    "help": topics.show_topic,
+}
 """In the order of `walmere --help`."""
 
-for _command in COMMANDS:
-    app.command()(with_verbose(_command))
+for _name, _command in COMMANDS.items():
+    app.command(_name)(with_verbose(_command))
 
 
 @app.callback(invoke_without_command=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import contextlib
 from typing import Annotated
 
 import typer
@@ -11,16 +10,28 @@ import typer
 import walmere
 from walmere.cli import failures
 from walmere.cli.options import DEFAULT, AsJson, ConfigFile, lsn
-from walmere.cli.signals import end_as_by_ctrl_c
+from walmere.cli.signals import end_as_by_ctrl_c, silent_when_closed
 from walmere.errors import NotCompared
 from walmere.lsn import INVALID_LSN, Lsn
 
 
-def status(config: ConfigFile = DEFAULT, json: AsJson = False) -> None:
+def status(
+    config: ConfigFile = DEFAULT,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")] = False,
+    json: AsJson = False,
+) -> None:
     """Show slot, positions, lag and tables. Exits with 1 if the source does not answer."""
     from walmere.cli import status_view
 
-    state = walmere.Subscription(config).status()
+    subscription = walmere.Subscription(config)
+    if watch:
+        from walmere.cli import watching
+
+        end_as_by_ctrl_c()
+        with contextlib.suppress(KeyboardInterrupt), silent_when_closed():
+            watching.watch(subscription, as_json=json)
+        return
+    state = subscription.status()
     status_view.status(state, as_json=json)
     if state["error"] is not None:
         raise typer.Exit(failures.FAILED)
@@ -75,12 +86,7 @@ def log(
     from walmere.cli import transactions
 
     end_as_by_ctrl_c()
-    try:
-        for transaction in walmere.Subscription(config).transactions(
-            start or INVALID_LSN, table, follow=lambda: follow
-        ):
+    found = walmere.Subscription(config).transactions(start or INVALID_LSN, table, follow=lambda: follow)
+    with contextlib.suppress(KeyboardInterrupt), silent_when_closed():
+        for transaction in found:
             transactions.transaction(transaction, as_json=json)
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:  # `walmere log | head`: the pipe is closed, so the rest of the buffer cannot be flushed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +18,10 @@ from walmere.cli.options import DEFAULT, AsJson, ConfigFile, lsn
 from walmere.cli.signals import stopped_by_signals
 from walmere.lsn import Lsn
 
+if TYPE_CHECKING:
+    from walmere.api import Subscription
+    from walmere.running import OnProgress
+
 _WARM_AFTER: Final = 60.0
 """Seconds after which a run without an end makes the next starts faster: not while it copies its first tables."""
 
@@ -26,6 +30,7 @@ def receive(
     config: ConfigFile = DEFAULT,
     until: Annotated[Lsn | None, typer.Option(parser=lsn, metavar="LSN", help="Stop when this LSN is durable.")] = None,
     once: Annotated[bool, typer.Option(help="Stop when everything that is committed now is durable.")] = False,
+    json: AsJson = False,
     error_file: Annotated[Path | None, typer.Option(hidden=True)] = None,  # `run` reads the error from there
 ) -> None:
     """Receive the publication into the change log, until stopped."""
@@ -36,7 +41,10 @@ def receive(
         with stopped_by_signals(subscription):
             durable = subscription.receive(until, once=once)
     place = subscription.config.subscription.store or subscription.config.changelog
-    print(f"everything before {durable} is durable in {place}", file=sys.stderr)
+    if json:
+        output.print_json({"durable_lsn": str(durable), "log": str(place)})
+    else:
+        print(f"everything before {durable} is durable in {place}", file=sys.stderr)
 
 
 def run(
@@ -44,6 +52,7 @@ def run(
     until: Annotated[Lsn | None, typer.Option(parser=lsn, metavar="LSN", help="Stop when this LSN is applied.")] = None,
     once: Annotated[bool, typer.Option(help="Stop when everything that is committed now is applied.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a line of JSON whenever a table has changed.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take over tables of the target that belong to another subscription.")
     ] = False,
@@ -53,14 +62,24 @@ def run(
 ) -> None:
     """Copy the tables to the target, then apply changes, until stopped."""
     subscription = walmere.Subscription(config)
-    with stopped_by_signals(subscription), _warming(at_end=once or until is not None):
-        subscription.run(
-            until,
-            once=once,
-            on_progress=output.progress if json else None,
-            take_over=take_over,
-            receives=not no_receiver,
-        )
+    shown = contextlib.nullcontext(output.progress if json else None) if json or quiet else _displayed(subscription)
+    with stopped_by_signals(subscription), _warming(at_end=once or until is not None), shown as on_progress:
+        subscription.run(until, once=once, on_progress=on_progress, take_over=take_over, receives=not no_receiver)
+
+
+@contextlib.contextmanager
+def _displayed(subscription: Subscription) -> Iterator[OnProgress]:
+    """Show what a run does."""
+    from walmere.cli.run_display import RunDisplay
+    from walmere.subscription.requests.pausing import is_paused
+    from walmere.subscription.source_status import SourceReader
+    from walmere.subscription.status import lag
+
+    config = subscription.config
+    with contextlib.closing(SourceReader(config)) as reader:
+        display = RunDisplay(sys.stdout, lambda: lag(config, reader), lambda: is_paused(subscription.directory))
+        with display.shown():
+            yield display.progress
 
 
 @contextlib.contextmanager
@@ -89,6 +108,7 @@ def resync(
     tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="table or schema.table")],
     config: ConfigFile = DEFAULT,
     wait: Annotated[bool, typer.Option(help="Wait until the new copies are complete.")] = True,
+    json: AsJson = False,
 ) -> None:
     """Copy tables again.
 
@@ -97,23 +117,26 @@ def resync(
     subscription = walmere.Subscription(config)
     running = subscription.running
     with contextlib.nullcontext() if running else stopped_by_signals(subscription):
-        names = ", ".join(map(str, subscription.resync(tables, wait=wait)))
+        found = [str(each) for each in subscription.resync(tables, wait=wait)]
     if not wait:
-        print(f"{names}: will be copied again by the running process, or by the next `walmere run`")
+        done = "will be copied again by the running process, or by the next `walmere run`"
     else:
-        print(f"{names}: copied again by the running process" if running else f"{names}: copied again")
+        done = "copied again by the running process" if running else "copied again"
+    output.done(f"{', '.join(found)}: {done}", as_json=json, tables=found, copied=wait)
 
 
 def skip(
     position: Annotated[Lsn, typer.Argument(parser=lsn, metavar="LSN", help="The commit LSN of the transaction.")],
     config: ConfigFile = DEFAULT,
+    json: AsJson = False,
 ) -> None:
     """Leave out a transaction, as ALTER SUBSCRIPTION … SKIP.
 
     Only if the target is a database, and the transaction cannot be applied there.
     """
     walmere.Subscription(config).skip(position)
-    print(f"the transaction with the commit LSN {position} will be left out")
+    done = f"the transaction with the commit LSN {position} will be left out"
+    output.done(done, as_json=json, skip=str(position))
 
 
 def pause(config: ConfigFile = DEFAULT, json: AsJson = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +24,7 @@ def check(config: ConfigFile = DEFAULT, json: AsJson = False) -> None:
         raise typer.Exit(failures.FAILED)
 
 
-def warm() -> None:
+def warm(json: AsJson = False) -> None:
     """Make the next starts of Spark faster.
 
     Archives its classes in the user's cache directory, once.
@@ -31,19 +32,29 @@ def warm() -> None:
     from walmere.spark import class_data
     from walmere.spark.session import require_java
 
-    print(class_data.make(require_java()))
+    made = class_data.make(require_java())
+    output.done(str(made), as_json=json, archive=str(made))
 
 
 def drop(
     config: ConfigFile = DEFAULT,
     keep_slot: Annotated[bool, typer.Option(help="Do not connect to the source: it or the slot is gone.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Drop the slot, and delete the change log and all state.
 
     The target's tables stay as they are.
     """
-    for line in walmere.Subscription(config).drop(keep_slot=keep_slot):
-        print(line)
+    subscription = walmere.Subscription(config)
+    if not yes and sys.stdin.isatty():
+        its = subscription.config
+        slot = "" if keep_slot else f"drop slot {its.source.slot}, and "
+        place = its.subscription.store or subscription.directory
+        question = f"{slot}delete the change log and all state of {its.subscription.name} in {place}?"
+        typer.confirm(f"{question[:1].upper()}{question[1:]}", abort=True, err=True)
+    done = subscription.drop(keep_slot=keep_slot)
+    output.done("\n".join(done), as_json=json, subscription=subscription.config.subscription.name, done=done)
 
 
 def demo(

@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a command."""
+"""What SIGINT and SIGTERM do to a command, and a closed pipe."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ _STOP_TIMEOUT: Final = 9.0
 def end_as_by_ctrl_c() -> None:
     """SIGTERM ends the command as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def silent_when_closed() -> Iterator[None]:
+    """End the block if nobody reads stdout any more, as in `walmere log | head`."""
+    try:
+        yield
+    except BrokenPipeError:  # the rest of the buffer cannot be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from walmere.cli.output import print_json
+from walmere.cli.rate import Speeds
 from walmere.cli.units import rows as row_count
 from walmere.cli.units import size, span
 from walmere.subscription.state import Phase
@@ -22,13 +24,14 @@ def status(state: State, *, as_json: bool) -> None:
     if as_json:
         print_json(state)
         return
-    console = Console(highlight=False, soft_wrap=True)
+    # in a file or a pipe, a table need not fit into a terminal
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
     for each in lines(state):
         console.print(each)
 
 
-def lines(state: State) -> Iterator[RenderableType]:
-    """What `status` shows."""
+def lines(state: State, speeds: Speeds | None = None) -> Iterator[RenderableType]:
+    """What `status` shows. `speeds`: if it is read again and again."""
     yield f"[bold]{escape(state['subscription'])}[/bold]"
     if state["error"]:
         yield f"  [red]{escape(state['error'])}[/red]"
@@ -46,6 +49,9 @@ def lines(state: State) -> Iterator[RenderableType]:
     yield f"  lag       {lag(state)}"
     receiver = state["receiver"]
     yield f"  receiver  {'running' if receiver['running'] else 'not running'}, {lag(receiver)} behind"
+    if speeds is not None and speeds.wal:
+        shown = ", ".join(f"{what} {size(round(speed))}/s" for what, speed in speeds.wal.items())
+        yield f"  rate      {shown} of WAL"
     lake = state["disk"]["lake_bytes"]
     yield f"  disk      {size(state['disk']['log_bytes'])} change log" + (f", {size(lake)} lake" if lake else "")
     if state["behind"]:
@@ -54,17 +60,38 @@ def lines(state: State) -> Iterator[RenderableType]:
         yield "  caught up"
     if state["next_batch"] is not None:
         yield f"  batches   are larger, the next is at {state['next_batch']}: max_rewrite_bytes_per_hour"
+    for text in advice(state):
+        yield f"  [yellow]{escape(text)}[/yellow]"
     if state["tables"]:
-        yield from _tables(state["tables"])
+        yield from _tables(state["tables"], {} if speeds is None else speeds.copies)
 
 
-def _tables(states: Sequence[State]) -> Iterator[RenderableType]:
+def advice(state: State) -> Iterator[str]:
+    """What a person should do about the subscription."""
+    slot = state["slot"]
+    known = any(each["applied_lsn"] for each in state["tables"])
+    if slot is None and state["source_lsn"] is not None:
+        yield (
+            "the slot does not exist: `walmere drop`, then `walmere run` copies all tables again"
+            if known
+            else "not started yet: `walmere run` creates the slot and copies the tables"
+        )
+    elif slot is not None and slot["wal_status"] == "lost":
+        yield "the slot is lost: `walmere drop`, then `walmere run` copies all tables again"
+    elif slot is not None and slot["wal_status"] == "unreserved":
+        yield "the source may soon remove WAL that the slot needs: raise max_slot_wal_keep_size there"
+    elif slot is not None and not state["receiver"]["running"]:
+        yield "nothing receives, and the source keeps its WAL meanwhile: start `walmere run`"
+
+
+def _tables(states: Sequence[State], speeds: Mapping[str, float]) -> Iterator[RenderableType]:
     table = Table("table", "phase", "copied", "applied", "lag", "rejects", box=None, pad_edge=False)
     for each in states:
+        speed = f", {row_count(speeds[each['name']])} rows/s" if speeds.get(each["name"]) else ""
         table.add_row(
             escape(each["name"]),
             phase(each),
-            copied(each),
+            copied(each) + speed,
             each["applied_lsn"] or "–",
             "–" if each["lag_seconds"] is None else span(each["lag_seconds"]),
             row_count(each["rejects"]),

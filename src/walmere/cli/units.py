@@ -24,3 +24,8 @@ def span(count: float) -> str:
 def rows(count: float) -> str:
     """Rows, or anything else that is counted."""
     return f"{count:,.0f}"
+
+
+def left(count: float) -> str:
+    """Seconds, as people say them."""
+    return f"{count:.0f} s" if count < 120 else span(count)

@@ -68,7 +68,7 @@ def translate(error: BaseException, doing: str) -> StoreError:
     if isinstance(error, exceptions.NotSupportedError | NotImplementedError | exceptions.InvalidPathError):
         return StoreError(doing, wrong)
     if isinstance(error, exceptions.UnknownConfigurationKeyError | ValueError | TypeError):
-        return StoreError(doing, wrong, "correct [storage]; docs/reference/configuration.md lists the keys")
+        return StoreError(doing, wrong, "correct [storage]; `walmere help configuration` lists the keys")
     if status is not None and status[1][0] == "4" and status[1][:3] not in ("408", "409", "425", "429"):
         return StoreError(doing, wrong)
     return StoreUnavailable(doing, wrong, _RETRY)

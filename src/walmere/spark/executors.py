@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _WAIT: Final = 15.0
 """Warn after this many seconds without an executor."""
 _DOING: Final = "starting Python on the executors"
-_GUIDE: Final = "docs/guides/cluster.md, section Python on the executors"
+_GUIDE: Final = "`walmere help cluster`, section Python on the executors"
 _CANNOT_RUN: Final = re.compile(r'Cannot run program "([^"]*)"[^\n]*')
 _DAEMON: Final = re.compile(rf"{re.escape(MODULE)}'s (?:stdout|standard output)")
 _OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\] ([^\n]*)")

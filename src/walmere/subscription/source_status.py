@@ -1,9 +1,8 @@
-"""The source's part of `walmere status`: positions, slot, published tables, in one short connection."""
+"""The source's part of `walmere status`: positions, slot, published tables."""
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,27 +34,49 @@ class SourceStatus:
     error: str | None = None
 
 
-def read_source(config: Config) -> SourceStatus:
-    """Ask the source. If it does not answer, `error` has the reason."""
-    found = SourceStatus()
-    try:
-        with (
-            closing(connect(config.source, "walmere status")) as connection,
-            translate_errors(config.source, "reading the source"),
-        ):
-            catalog.set_timeouts(connection)
-            found.wal = catalog.wal_position(connection)
-            found.now = catalog.clock(connection)
-            found.slot = slot.read(connection, config.source.slot)
-            _wait_for_walsender(connection, found)
-            gather = config.target is not None and config.target.gather_partitions
-            found.published = catalog.published_tables(connection, config.source.publications, gather)
-            relations = [oid for each in found.published for oid in (each.oid, *(leaf for leaf, _ in each.leaves))]
-            found.locked = catalog.locked_tables(connection, relations)
-            found.estimated = estimated_rows(connection, found.published)
-    except SourceError as error:
-        found.error = f"{error.doing}: {error.wrong}"
-    return found
+class SourceReader:
+    """Asks the source, again and again over one connection. Used by one thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._connection: Connection | None = None
+
+    def read(self, *, tables: bool = True) -> SourceStatus:
+        """Ask now. If the source does not answer, `error` has the reason. `tables`: False: only the positions."""
+        found = SourceStatus()
+        source = self._config.source
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect(source, "walmere status")
+                with translate_errors(source, "reading the source"):
+                    catalog.set_timeouts(self._connection)
+            with translate_errors(source, "reading the source"):
+                self._read(self._connection, found)
+                if tables:
+                    self._read_tables(self._connection, found)
+        except SourceError as error:
+            found.error = f"{error.doing}: {error.wrong}"
+            self.close()
+        return found
+
+    def _read(self, connection: Connection, found: SourceStatus) -> None:
+        found.wal = catalog.wal_position(connection)
+        found.now = catalog.clock(connection)
+        found.slot = slot.read(connection, self._config.source.slot)
+        _wait_for_walsender(connection, found)
+
+    def _read_tables(self, connection: Connection, found: SourceStatus) -> None:
+        target = self._config.target
+        gather = target is not None and target.gather_partitions
+        found.published = catalog.published_tables(connection, self._config.source.publications, gather)
+        relations = [oid for each in found.published for oid in (each.oid, *(leaf for leaf, _ in each.leaves))]
+        found.locked = catalog.locked_tables(connection, relations)
+        found.estimated = estimated_rows(connection, found.published)
+
+    def close(self) -> None:
+        """Close the connection. The next `read` opens another one."""
+        if self._connection is not None:
+            self._connection.close()
 
 
 def _wait_for_walsender(connection: Connection, found: SourceStatus) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -35,7 +35,7 @@ from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.requests import pausing
 from walmere.subscription.shared.state import refresh_state
 from walmere.subscription.shared.store import describe, is_paused, refresh_log
-from walmere.subscription.source_status import SourceStatus, read_source
+from walmere.subscription.source_status import SourceReader, SourceStatus
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.target.pace import next_batch
@@ -56,13 +56,13 @@ class _Log:
     error: str | None = None
 
 
-def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
+def status(config: Config, sink: Sink | None = None, reader: SourceReader | None = None) -> dict[str, Any]:
     """The status as JSON values. If the source does not answer, its values are null, and `error` has the reason.
 
-    `sink`: the target, to show how large its tables are.
+    `sink`: the target, to show how large its tables are. `reader`: of a caller that asks again and again.
     """
     store, paused, store_error = _read_store(config)
-    source = read_source(config)
+    source = _read_source(config, reader)
     log, tables = _read_log(config, source)
     positions = SinkPositions(config.subscription.directory).positions()
     applied = positions.pop(TARGET, None)
@@ -102,6 +102,23 @@ def status(config: Config, sink: Sink | None = None) -> dict[str, Any]:
         "store": store,
         "error": source.error or store_error or log.error or lake_error,
     }
+
+
+def lag(config: Config, reader: SourceReader) -> tuple[int | None, float | None]:
+    """`lag_bytes` and `lag_seconds` of the status, read with less effort."""
+    source = reader.read(tables=False)
+    log, _ = _read_log(config, source)
+    applied = SinkPositions(config.subscription.directory).positions().get(TARGET)
+    receiver = _receiver(config, source, log)
+    seconds = _lag_seconds(source, log, receiving=receiver["running"] and receiver["lag_bytes"] == 0)
+    return _bytes(source.wal, log.end if applied is None else applied), seconds
+
+
+def _read_source(config: Config, reader: SourceReader | None) -> SourceStatus:
+    if reader is not None:
+        return reader.read()
+    with closing(SourceReader(config)) as own:
+        return own.read()
 
 
 def _read_store(config: Config) -> tuple[dict[str, Any] | None, bool, str | None]:
