@@ -334,7 +334,10 @@ class NotApplied(LakeError):
 
 
 class Paused(WalmereError):
-    """The subscription is paused, and this would wait until it is resumed."""
+    """The subscription is paused, and this would wait until it is resumed.
+
+    What to do: `walmere resume`, then try again.
+    """
 
 
 class NotMirrored(WalmereError):

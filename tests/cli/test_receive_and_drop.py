@@ -92,6 +92,7 @@ def walk(state: object) -> object:
 
 KEYS = {
     "subscription": None,
+    "paused": None,
     "slot": dict.fromkeys(("name", "active", "wal_status", "confirmed_lsn", "retained_bytes")),
     "source_lsn": None,
     "received_lsn": None,
@@ -106,11 +107,12 @@ KEYS = {
         dict.fromkeys(
             (
                 *("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"),
-                *("lag_bytes", "lag_seconds", "locked", "next_copy"),
+                *("rows_estimated", "lag_bytes", "lag_seconds", "locked", "next_copy"),
                 *("files", "bytes", "deleted_rows", "written_bytes_per_hour", "upkeep_waits_for", "conflicts"),
             )
         )
     ],
+    "disk": dict.fromkeys(("log_bytes", "lake_bytes")),
     "next_batch": None,
     "store": None,
     "queries": [],

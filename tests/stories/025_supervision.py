@@ -186,7 +186,7 @@ def test_a_run_whose_jvm_is_killed_says_so_in_one_line(database18: Database, tmp
     database = database18
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
     mirror, said = Mirror(database, tmp_path), tmp_path / "said"
-    with running("run", "-c", mirror.file, output=said) as run:
+    with running("run", "--quiet", "-c", mirror.file, output=said) as run:
         database.execute("INSERT INTO t VALUES (1)")
         mirror.becomes_equal("t", why=said.read_text)
         eventually(lambda: Ledger(mirror.config.subscription.directory).last())

@@ -16,6 +16,7 @@ import typer
 
 import walmere
 from walmere.cli import failures, looking, running, setup, topics
+from walmere.cli.init import init
 from walmere.cli.options import with_verbose
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "init": init,
     "check": setup.check,
     "run": running.run,
     "status": looking.status,
@@ -72,4 +74,4 @@ def main() -> None:
         code = app(prog_name="walmere", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
         code = failures.show(error)
-    sys.exit(code)
+    sys.exit(code or 0)

@@ -111,7 +111,7 @@ class RunDisplay:
 
     def _took(self, table: Report) -> str:
         before = () if self._report is None else self._report["tables"]
-        shown = next((each for each in before if each["name"] == table["name"]), {})
+        shown: Report = next((each for each in before if each["name"] == table["name"]), {})
         if "copy_began" not in shown:
             return ""
         seconds = max(0.001, table["copied_at"] - shown["copy_began"])

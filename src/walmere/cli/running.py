@@ -6,9 +6,9 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,7 +20,6 @@ from walmere.lsn import Lsn
 
 if TYPE_CHECKING:
     from walmere.api import Subscription
-    from walmere.running import OnProgress
 
 _WARM_AFTER: Final = 60.0
 """Seconds after which a run without an end makes the next starts faster: not while it copies its first tables."""
@@ -68,7 +67,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _displayed(subscription: Subscription) -> Iterator[OnProgress]:
+def _displayed(subscription: Subscription) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Show what a run does."""
     from walmere.cli.run_display import RunDisplay
     from walmere.subscription.requests.pausing import is_paused

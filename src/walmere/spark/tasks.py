@@ -64,7 +64,8 @@ class SparkTasks:
         """
         if not items:
             return []
-        return self._run(function, items, lambda results: list(results.collect()), on_progress, counted)
+        found: list[Result] = self._run(function, items, lambda results: list(results.collect()), on_progress, counted)
+        return found
 
     def add(
         self, function: Callable[[Any], Any], items: Sequence[Any], zero: Any, on_progress: Callable[[int, int], None]
