@@ -14,12 +14,11 @@ import pytest
 
 from object_stores import ENVIRONMENT, Bucket, S3Server
 from processes import Here
+from servers import BINARIES, remove_servers, server_of
 from walmere.config import Config, Source, SubscriptionSettings
-from walmere.testing.server import LOGICAL, Server, binaries
+from walmere.testing.server import LOGICAL, Server
 
-BINARIES = binaries(sorted((Path(__file__).parents[1] / ".servers").glob("*/bin")))  # scripts/matrix.py fills it
 VERSIONS = sorted({version for version in BINARIES if version in (15, 18)}, reverse=True)
-_servers: dict[int, Server] = {}
 
 # here, because Spark's Python workers have the environment that its JVM was started with
 os.environ.update(ENVIRONMENT)
@@ -64,17 +63,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(name, which, indirect=True, ids=lambda version: f"pg{version}")
 
 
-def server_of(version: int) -> Server:
-    """The session's server of this version, started when first asked for."""
-    if version not in _servers:
-        # PostgreSQL 14 sends autovacuum's transactions, too, as empty ones: no test could count
-        quiet = {"autovacuum": "off"} if version == 14 else {}
-        server = Server(BINARIES[version], {**LOGICAL, "fsync": "off", "max_wal_size": "2GB", **quiet})
-        _servers[version] = server
-        server.start()
-    return _servers[version]
-
-
 def _skip_before(request: pytest.FixtureRequest, version: int) -> None:
     """Skip a test that is about what this version does not have yet."""
     for marker in request.node.iter_markers("since"):
@@ -86,8 +74,7 @@ def _skip_before(request: pytest.FixtureRequest, version: int) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _remove_servers() -> Iterator[None]:
     yield
-    for server in _servers.values():
-        server.remove()
+    remove_servers()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import BINARIES
+from servers import BINARIES
 from snippets import LANGUAGES, ROOT, Block, Reader, blocks, pages
 from walmere.errors import ConfigError
 from walmere.testing.server import LOGICAL, Server

@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from conftest import BINARIES, Database
+from conftest import Database
+from servers import BINARIES
 from walmere.config import Source
 from walmere.testing.server import LOGICAL, Server
 

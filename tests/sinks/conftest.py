@@ -13,9 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from conftest import Database, server_of, version_under_test
+from conftest import Database, version_under_test
 from delta_rows import read_delta
 from object_stores import Bucket
+from servers import server_of
 from sinks.subjects import DatabaseSubjects, Subject, lake
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import History

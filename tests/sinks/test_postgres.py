@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from conftest import Database, server_of, version_under_test
+from conftest import Database, version_under_test
+from servers import server_of
 from sinks.histories import SCHEMA, Change, Row, delete, insert, row, same_rows, update
 from sinks.subjects import BY_ID, DatabaseWriter, text_changes
 from walmere.apply.fold_rows import fold_rows

@@ -12,11 +12,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from conftest import BINARIES, Database, version_under_test
+from conftest import Database, version_under_test
 from machines import Machine
 from mirror import Mirror
 from object_stores import ENVIRONMENT, Bucket
 from processes import eventually
+from servers import BINARIES
 from walmere.object_store import open_store
 from walmere.testing.cluster import Cluster
 from walmere.testing.server import LOGICAL, Server

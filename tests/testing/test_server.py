@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from conftest import BINARIES, VERSIONS, Database
+from conftest import VERSIONS, Database, version_under_test
+from servers import BINARIES, server_of
 from walmere.errors import NotConfigured, SourceUnavailable
 from walmere.testing.server import Server, binaries, embedded
 
@@ -25,6 +26,11 @@ def test_the_binaries_are_of_the_version_that_they_are_listed_under() -> None:
     for version, directory in binaries().items():
         assert version >= 10
         assert (directory / "initdb").exists()
+
+
+def test_a_session_has_one_server_of_a_version(server_under_test: Server, pytestconfig: pytest.Config) -> None:
+    """Also for tests that import `conftest`, which is another module then. Otherwise nobody would stop the second."""
+    assert server_of(version_under_test(pytestconfig)) is server_under_test
 
 
 def test_an_embedded_server_is_a_publisher_and_leaves_nothing_behind() -> None:

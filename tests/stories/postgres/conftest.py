@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import BINARIES, version_under_test
+from conftest import version_under_test
+from servers import BINARIES
 from side_by_side import Pair, SideBySide
 from walmere.testing.server import LOGICAL, Server
 
