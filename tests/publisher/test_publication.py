@@ -13,6 +13,7 @@ from walmere.publisher import catalog
 from walmere.publisher.column_lists import conflicts
 from walmere.publisher.connect import connect
 from walmere.publisher.publication import published
+from walmere.subscription.discovery import fingerprint_of_0_1
 
 SCHEMA = """
 CREATE SCHEMA s; CREATE TABLE plain (id int PRIMARY KEY, v text, g int GENERATED ALWAYS AS (id + 1) STORED);
@@ -85,6 +86,31 @@ def test_a_table_that_somebody_has_locked_hides_no_other_and_is_named(database: 
         names = {table.oid: table.name for table in tables}
         assert {names[oid] for oid in locked} == {"plain", "root"}
         assert all(f"process {other.info.backend_pid} " in who for who in locked.values())
+
+
+@pytest.mark.since(15, "publications of schemas")
+def test_a_table_that_was_in_another_schema_meanwhile_is_published_in_another_way(database: Database) -> None:
+    """Otherwise nobody would notice that the stream lacks its changes of that time."""
+    database.execute("CREATE SCHEMA s", "CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int)")
+    database.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA public")
+    source = source_of(database, "pub")
+    with closing(connect(source, "test")) as connection:
+
+        def fingerprints() -> list[str]:
+            return [each.publication_fingerprint for each in catalog.published_tables(connection, ("pub",))]
+
+        t, u = fingerprints()
+        schema = database.value("SELECT oid FROM pg_publication_namespace")
+        [first, _] = catalog.published_tables(connection, ("pub",))
+        assert fingerprint_of_0_1(first) == f"pub t t t t f {schema}"
+        database.execute("INSERT INTO t VALUES (1)", "ALTER TABLE t ADD v int", "ANALYZE t", "VACUUM FREEZE pg_depend")
+        database.execute("ALTER TABLE t OWNER TO pg_read_all_data", "ALTER TABLE t RENAME TO a")
+        assert fingerprints() == [t, u]
+        database.execute(
+            "ALTER TABLE a SET SCHEMA s", "INSERT INTO s.a VALUES (2)", "ALTER TABLE s.a SET SCHEMA public"
+        )
+        assert fingerprints()[0] != t
+        assert fingerprints()[1] == u
 
 
 @pytest.mark.since(15, "column lists")

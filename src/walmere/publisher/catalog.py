@@ -86,9 +86,15 @@ def published_tables(
     `gather`: partitions that are published under their own names are returned as one table, their root. `only`: the OID
     of one table, to save the queries for the others.
     """
-    schemas = "(SELECT oid FROM pg_catalog.pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = n.oid)"
+    # with the transaction that has put the table there: while it was in another schema, changes were not published
+    schemas = (
+        "(SELECT concat_ws(' ', s.oid, 'there since', (SELECT d.xmin FROM pg_catalog.pg_depend d"
+        " WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.objsubid = 0"
+        " AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass LIMIT 1))"
+        " FROM pg_catalog.pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid)"
+    )
     if connection.info.server_version < 150_000:
-        schemas = "NULL::oid"
+        schemas = "NULL::text"
     rows = connection.execute(
         f"{published(connection)} SELECT c.oid, n.nspname, c.relname,"  # noqa: S608
         " ARRAY(SELECT attname FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid"

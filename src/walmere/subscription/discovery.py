@@ -8,9 +8,11 @@ since. It takes no lock on tables, so a locked table does not block it.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 from walmere.changelog.assembly import HEARTBEAT
 from walmere.config import Source
@@ -25,6 +27,8 @@ from walmere.publisher.table import columns_of
 from walmere.subscription import state
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
+
+_SINCE: Final = re.compile(" there since [0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ def _change_outside_stream(
     now = its.layout
     attached = set(its.leaves) - set(had.leaves)
     if (
-        had.publication_fingerprint != its.publication_fingerprint
+        had.publication_fingerprint not in (its.publication_fingerprint, fingerprint_of_0_1(its))
         or not set(had.leaves) <= set(its.leaves)
         or (attached and had.gathered)  # changes of the new partition may have been skipped
         or any(may_have_come_with_rows(connection, leaf) for leaf, _ in attached)
@@ -197,9 +201,16 @@ def _change_outside_stream(
     ):
         return state.copy_again
     layout = now if now.shape == had.layout.shape else had.layout
-    if (its.leaves, layout) == (had.leaves, had.layout):
+    fingerprint = its.publication_fingerprint
+    if (its.leaves, layout, fingerprint) == (had.leaves, had.layout, had.publication_fingerprint):
         return None
-    return lambda known: replace(known, definition=replace(had, leaves=its.leaves, layout=layout, xid=its.xid))
+    now_has = replace(had, leaves=its.leaves, layout=layout, publication_fingerprint=fingerprint, xid=its.xid)
+    return lambda known: replace(known, definition=now_has)
+
+
+def fingerprint_of_0_1(its: PublishedTable) -> str:
+    """As Walmere 0.1 has stored it: without the transactions that have put tables into published schemas."""
+    return _SINCE.sub("", its.publication_fingerprint)
 
 
 def _is_altered(had: Definition, its: PublishedTable) -> bool:

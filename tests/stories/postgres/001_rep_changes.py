@@ -225,6 +225,27 @@ def test_a_table_that_leaves_the_publication_has_what_committed_before(both: Sid
 
 
 @pytest.mark.long
+@pytest.mark.since(15, "publications of schemas")
+def test_a_table_that_leaves_a_published_schema_and_comes_back_misses_nothing_with_ours(both: SideBySide) -> None:
+    """Ours copies the table again. Native goes on without the changes that were not published."""
+    both.everywhere("CREATE SCHEMA s", "CREATE TABLE t (a int PRIMARY KEY)", "CREATE TABLE stays (a int PRIMARY KEY)")
+    both.source("INSERT INTO t VALUES (1)", "CREATE PUBLICATION pub FOR TABLES IN SCHEMA public")
+    both.start()
+    both.source(
+        "INSERT INTO t VALUES (2)",
+        "ALTER TABLE t SET SCHEMA s",
+        "INSERT INTO s.t VALUES (3)",
+        "ALTER TABLE s.t SET SCHEMA public",
+        "INSERT INTO t VALUES (4)",
+        "INSERT INTO stays VALUES (1)",
+    )
+    both.sync()
+    assert both.native.rows("SELECT a FROM t ORDER BY a") == [(1,), (2,), (4,)]
+    assert both.ours.rows("SELECT a FROM t ORDER BY a") == [(1,), (2,), (3,), (4,)]
+    both.assert_equal("SELECT a FROM stays", source=True)
+
+
+@pytest.mark.long
 def test_a_table_without_columns(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE empty ()")
     both.source("INSERT INTO empty DEFAULT VALUES", "CREATE PUBLICATION pub FOR TABLE empty")
