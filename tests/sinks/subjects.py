@@ -301,6 +301,12 @@ class DatabaseWriter:
         self.sink.alter(table, TableDdl(added=columns), {new: old})
 
 
+def sink_of(database: Database, **more: Any) -> PostgresSink:
+    """A sink that writes to a database as its superuser."""
+    target = PostgresTarget(kind="postgres", dsn=SecretStr(database.dsn))
+    return PostgresSink(**{"address": target, "subscription": "test", "owner": Owner("test", "1", 1), **more})
+
+
 class DatabaseSubjects:
     """A database whose tables are targets, one test after the other."""
 

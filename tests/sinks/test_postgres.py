@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +14,19 @@ import pytest
 from pydantic import SecretStr
 
 from conftest import Database, version_under_test
+from processes import eventually
 from servers import server_of
 from sinks.histories import SCHEMA, Change, Row, delete, insert, row, same_rows, update
-from sinks.subjects import BY_ID, DatabaseWriter, text_changes
+from sinks.subjects import BY_ID, DatabaseWriter, sink_of, text_changes
 from walmere.apply.fold_rows import fold_rows
+from walmere.apply.transaction import TableChanges, apply_changes
 from walmere.config import PostgresTarget
-from walmere.errors import ColumnMissing, Conflict, SinkMismatch, SinkRefused, WalmereError
+from walmere.errors import ColumnMissing, Conflict, SinkError, SinkMismatch, SinkRefused, WalmereError
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
 from walmere.publisher.ddl import TableDdl
-from walmere.sinks.postgres import statements
+from walmere.sinks.postgres import origin, prepared, statements
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.testing.server import Server
 
@@ -48,11 +52,6 @@ def sink(database: Database) -> Iterator[PostgresSink]:
 
 def clean(database: Database) -> None:
     database.execute("DROP TABLE IF EXISTS t CASCADE", "DROP SCHEMA IF EXISTS walmere CASCADE")
-
-
-def sink_of(database: Database, **more: Any) -> PostgresSink:
-    target = PostgresTarget(kind="postgres", dsn=SecretStr(database.dsn))
-    return PostgresSink(target, "test", **{"owner": Owner("test", "1", 1), **more})
 
 
 def begin(sink: PostgresSink, *rows: Row, lsn: int = 100) -> int:
@@ -281,6 +280,29 @@ def test_a_table_that_is_copied_again_keeps_columns_of_its_own(database: Databas
     assert sorted(database.rows("SELECT id, count, mine FROM t")) == [(2, 5, 2), (3, 0, None)]
 
 
+def test_a_table_with_columns_of_its_own_is_copied_again_although_unique_values_were_swapped(
+    database: Database, sink: PostgresSink
+) -> None:
+    database.execute("ALTER TABLE t ADD mine int DEFAULT 7", "ALTER TABLE t ADD UNIQUE (count)")
+    begin(sink, row(1, count=1), row(2, count=2), row(3, count=3))
+    database.execute("UPDATE t SET mine = id")
+    begin(sink, row(1, count=2), row(2, count=1), row(4, count=3), lsn=300)
+    assert sorted(database.rows("SELECT id, count, mine FROM t")) == [(1, 2, 1), (2, 1, 2), (4, 3, 7)]
+
+
+def test_a_table_with_identity_columns_keeps_columns_of_its_own(database: Database, sink: PostgresSink) -> None:
+    database.execute(
+        "ALTER TABLE t ALTER id ADD GENERATED ALWAYS AS IDENTITY",
+        "ALTER TABLE t ADD mine int GENERATED ALWAYS AS IDENTITY",
+    )
+    begin(sink, row(1), row(2))
+    before = dict(database.rows("SELECT id, mine FROM t"))
+    begin(sink, row(2, count=5), row(3), lsn=300)
+    after = dict(database.rows("SELECT id, mine FROM t"))
+    assert set(after) == {2, 3}
+    assert after[2] == before[2]
+
+
 def test_rows_are_found_by_the_index_however_many_change(database: Database, sink: PostgresSink) -> None:
     """Otherwise the planner reads the whole table for a batch of this size."""
     begin(sink, *(row(number) for number in range(20_000)))
@@ -483,3 +505,84 @@ def test_drop_leaves_a_subscription_whose_name_begins_with_its_own(database: Dat
         ("walmere_test_copy_of_another",)
     ]
     database.execute("SELECT pg_replication_origin_drop('walmere_test_copy_of_another')")
+
+
+@pytest.mark.server(settings={"max_active_replication_origins": "2"})
+@pytest.mark.since(18, "max_active_replication_origins")
+def test_copies_share_one_origin_and_leave_one_for_the_changes(private_server: Server) -> None:
+    """An origin keeps its place in the server when it is not used any more."""
+    database = Database(private_server)
+    database.execute(CREATE, "ALTER TABLE t ADD PRIMARY KEY (id)", "CREATE TABLE u (id int)")
+    sink = sink_of(database)
+    with sink.connection("counting") as connection:
+        assert origin.places_left(connection, "test") == origin.PLACES
+    copy = DatabaseWriter(sink).begin_copy(TABLE, SCHEMA)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: copy.range(number, [row(number)]), range(8)))
+    copy.commit(100)
+    do(sink, insert(8))
+    assert same_rows(found(database), map(row, range(9)))
+    other = replace(sink, subscription="other")
+    with sink.connection("counting") as connection:
+        assert origin.places_left(connection, "test") == origin.PLACES
+        assert origin.places_left(connection, "other") == 0
+    with pytest.raises(SinkError, match="could not find free replication state slot") as refused:
+        other.begin_copy(TableName("public", "u"), ["id"])
+    assert "increase max_active_replication_origins" in refused.value.hint
+    database.drop()
+
+
+def test_all_copied_rows_are_marked_with_the_origin(database: Database, sink: PostgresSink) -> None:
+    database.execute(
+        "CREATE PUBLICATION on_pub FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
+    begin(sink, row(1), row(2))
+    begin(sink, row(1, count=1), row(3), lsn=300)  # staged
+    database.execute("INSERT INTO t (id) VALUES (9)")
+    options = "'proto_version', '1', 'publication_names', 'on_pub'"
+    peek = f"FROM pg_logical_slot_peek_binary_changes('{database.name}', NULL, NULL, {options}"
+    kinds = f"SELECT chr(get_byte(data, 0)) {peek})"
+    assert [kind for (kind,) in database.rows(kinds)].count("I") == 5
+    if database.major >= 16:
+        kinds = f"SELECT chr(get_byte(data, 0)) {peek}, 'origin', 'none')"
+        assert [kind for (kind,) in database.rows(kinds) if kind in "IUDT"] == ["I"]
+    database.execute(f"SELECT pg_drop_replication_slot('{database.name}')", "DROP PUBLICATION on_pub")
+
+
+def test_a_retried_prepare_waits_for_the_attempt_before_it_and_finds_its_transaction(database: Database) -> None:
+    """Also without origins. Otherwise it would wait for the prepared transaction, which nobody ends."""
+    if database.major < 15:
+        pytest.skip("before PostgreSQL 15, only a superuser may set session_replication_role")
+    role = f"{database.name}_writer"
+    database.execute(
+        CREATE,
+        "ALTER TABLE t ADD PRIMARY KEY (id)",
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT CREATE ON DATABASE {database.name} TO {role}",
+        f"GRANT SET ON PARAMETER session_replication_role TO {role}",
+        f"ALTER TABLE t OWNER TO {role}",
+    )
+    target = PostgresTarget(kind="postgres", dsn=SecretStr(database.server.dsn(database.name, role)))
+    sink = sink_of(database, address=target)
+    begin(sink, row(1))
+    changes = [TableChanges(TABLE, BY_ID, text_changes([insert(2)]), Lsn(200))]
+    waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    found_prepared: list[bool] = []
+
+    def again() -> None:
+        with sink.transaction([TABLE], prepares=True) as second:
+            found_prepared.append(prepared.is_prepared(second.connection, "gid"))
+
+    retried = threading.Thread(target=again)
+    with sink.transaction([TABLE], prepares=True) as first:
+        apply_changes(first, changes)
+        retried.start()
+        eventually(lambda: bool(database.rows(waiting)))
+        sink.prepare_transaction(first, "gid", [TABLE], Lsn(200))
+    retried.join(30)
+    assert found_prepared == [True]
+    assert sink.finish_prepared("gid", commit=True, end_lsn=Lsn(200)) == [TABLE]
+    assert same_rows(found(database), [row(1), row(2)])
+    clean(database)
+    database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

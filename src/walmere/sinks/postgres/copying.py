@@ -12,16 +12,14 @@ older copy finds that its copy is not the current one any more.
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
-from psycopg import errors as pg
 from psycopg.sql import SQL, Composable, Identifier
 
-from walmere.errors import SinkConflict, SinkUnavailable
+from walmere.errors import SinkConflict
 from walmere.libpq import Address
 from walmere.lsn import Lsn
 from walmere.names import TableName
@@ -29,14 +27,11 @@ from walmere.owner import Owner
 from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.connect import Connection, connect, translate_errors
 from walmere.sinks.postgres.relation import TargetRelation, missing_table, read_relations
+from walmere.sinks.postgres.staged_copy import empty, insert_rows, replace_rows
 from walmere.sinks.postgres.state import State
 from walmere.sinks.postgres.statements import copy_into
 
 _CREATED, _DIRECT, _STAGED = "created", "direct", "staged"
-_ORIGINS: Final = 16
-"""Tasks that copy at the same time have an origin each, because an origin can be used by one session."""
-_ORIGIN_WAIT: Final = 600.0
-"""Seconds to wait for a free origin: the server may allow fewer than there are tasks."""
 
 
 class Creation(Protocol):
@@ -90,7 +85,6 @@ class Copy:
         with (
             translate_errors(self.address, doing),
             closing(connect(self.address, f"walmere {self.state.subscription} copy")) as connection,
-            _origin(self, connection),
             connection.transaction(),
         ):
             self._require_current(connection, doing, "FOR SHARE")
@@ -104,6 +98,7 @@ class Copy:
                 with connection.cursor() as cursor, cursor.copy(copy_into(self.into, self.names)) as copy:
                     for piece in text:
                         copy.write(piece)
+                self._mark(connection)
 
     def finish(self, lsn: Lsn) -> int:
         """Make the copy the contents of the table, at this LSN. Returns the table's version."""
@@ -111,48 +106,28 @@ class Copy:
         with (
             translate_errors(self.address, doing),
             closing(connect(self.address, f"walmere {self.state.subscription} copy")) as connection,
-            _origin(self, connection),
             connection.transaction(),
         ):
             copied_before = self._require_current(connection, doing, "FOR UPDATE")
             if not self.direct:
                 relation = read_relations(connection, [self.table])[self.table]
-                if copied_before:
-                    self._remove_old_rows(connection, relation)
-                self._insert_staged(connection, relation)
+                put = replace_rows if copied_before else insert_rows
+                put(connection, relation, self.into, self.names)
                 connection.execute(SQL("DROP TABLE {}").format(self.into))
             for statement in self.after:
                 connection.execute(statement.encode())
             versions = self.state.advance(connection, [(self.table, lsn)])
             self._end(connection)
+            self._mark(connection)
         return versions[self.table]
 
-    def _insert_staged(self, connection: Connection, relation: TargetRelation) -> None:
-        names = SQL(", ").join(map(Identifier, self.names))
-        query = SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}")
-        if not self.names:  # no column is published
-            query = SQL("INSERT INTO {} {} SELECT {} FROM {}")
-        connection.execute(query.format(relation.sql, names, names, self.into))
+    def _mark(self, connection: Connection) -> None:
+        """Let the commit have an origin, so that a publication with origin = none does not publish the rows.
 
-    def _remove_old_rows(self, connection: Connection, relation: TargetRelation) -> None:
-        """Remove the rows of an earlier copy. If the target has columns of its own, rows are updated in place."""
-        key = next((key for key in relation.keys if set(key) <= set(self.names)), None)
-        local = relation.local(self.names)
-        always = any(relation.columns[name].identity == "a" for name in self.names)
-        if key is None or not local or always:
-            empty(connection, relation)
-            return
-        columns = {name: relation.columns[name] for name in self.names}
-        same = SQL(" AND ").join(SQL("t.{0} {1} s.{0}").format(Identifier(name), columns[name].equals) for name in key)
-        connection.execute(
-            SQL("DELETE FROM {} AS t WHERE NOT EXISTS (SELECT FROM {} AS s WHERE {})").format(
-                relation.only, self.into, same
-            )
-        )
-        values = SQL(", ").join(SQL("{0} = s.{0}").format(Identifier(name)) for name in self.names)
-        update = SQL("UPDATE {} AS t SET {} FROM {} AS s WHERE {}").format(relation.only, values, self.into, same)
-        connection.execute(update)
-        connection.execute(SQL("DELETE FROM {} AS s USING {} AS t WHERE {}").format(self.into, relation.only, same))
+        Others that commit wait until the connection is closed.
+        """
+        if self.use_origin:
+            origin.set_up(connection, origin.of_copies(self.state.subscription))
 
     def abandon(self) -> None:
         """Leave nothing behind of a copy that has failed."""
@@ -203,6 +178,9 @@ def begin(
         closing(connect(address, f"walmere {state.subscription} copy")) as connection,
     ):
         state.create(connection)
+        use_origin = origin.may_use(connection)
+        if use_origin:
+            origin.reserve(connection, state.subscription)
         with connection.transaction():
             state.put(connection, table, owner)
             stored = state.read(connection, [table], "FOR UPDATE OF t")[table]
@@ -218,7 +196,6 @@ def begin(
                 undo(connection, state, table, stored.copy)
             [row] = connection.execute(SQL("SELECT EXISTS(SELECT FROM {})").format(relation.only)).fetchall()
             direct = not row[0] and not relation.has_triggers
-            use_origin = origin.may_use(connection)
             copy = Copy(
                 address,
                 state,
@@ -298,39 +275,5 @@ def _drop_if_empty(connection: Connection, table: TableName) -> None:
         connection.execute(SQL("DROP TABLE {}").format(relation.sql))
 
 
-def empty(connection: Connection, relation: TargetRelation) -> None:
-    """Remove all rows. A table that a foreign key references cannot be truncated alone."""
-    query = SQL("DELETE FROM {}") if relation.referenced else SQL("TRUNCATE {}")
-    connection.execute(query.format(relation.only))
-
-
 def _staging(state: State, number: str) -> Identifier:
     return Identifier(state.schema, f"copy_{number}")
-
-
-@contextmanager
-def _origin(copy: Copy, connection: Connection) -> Iterator[None]:
-    """Mark what the session writes with an origin, so that a publication with origin = none does not publish it."""
-    if not copy.use_origin:
-        yield
-        return
-    names = [f"{origin.name_of(copy.state.subscription)}_copy_{number}" for number in range(_ORIGINS)]
-    deadline = time.monotonic() + _ORIGIN_WAIT
-    while not any(_uses(connection, name) for name in names):
-        if time.monotonic() > deadline:
-            raise SinkUnavailable(
-                "using a replication origin at the target",
-                f"none was free for {_ORIGIN_WAIT:.0f} s",
-                "increase max_active_replication_origins there (before PostgreSQL 18: max_replication_slots)",
-            )
-        time.sleep(0.2)
-    yield
-
-
-def _uses(connection: Connection, name: str) -> bool:
-    """Use an origin, unless another session does, or there are no more."""
-    try:
-        origin.use(connection, name)
-    except (pg.ObjectInUse, pg.ConfigurationLimitExceeded):
-        return False
-    return True

@@ -2,17 +2,22 @@
 
 Only one session can use an origin at a time. This is a fence: a task that was given up, and is still in its
 transaction, keeps the next one out until it has ended.
+
+Each origin takes a place in the server until it is dropped, also if nobody uses it, and the server has few. So all
+copies of a subscription share one, and a task uses it only while it commits: the commit is what marks its rows.
+`reserve` takes both places before the first copy.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Final
 
 from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
 
-from walmere.errors import SinkUnavailable
+from walmere.errors import SinkError, SinkUnavailable
 from walmere.lsn import Lsn
 from walmere.sinks.postgres.connect import Connection
 
@@ -20,6 +25,9 @@ _WAIT: Final = 30.0
 """Seconds to wait for another session that uses the origin."""
 _OURS: Final = "roname = $1 OR (starts_with(roname, $1) AND substr(roname, length($1) + 1) ~ '^_copy_[0-9]+$')"
 """The condition for the origins of a subscription, whose name may be the beginning of another one's."""
+PLACES: Final = 2
+"""That a subscription needs."""
+MORE_PLACES: Final = "increase max_active_replication_origins there (before PostgreSQL 18: max_replication_slots)"
 _FUNCTIONS: Final = (
     "pg_replication_origin_create(text)",
     "pg_replication_origin_drop(text)",
@@ -42,27 +50,64 @@ def may_use(connection: Connection) -> bool:
     return bool(row[0])
 
 
-def set_up(connection: Connection, subscription: str) -> None:
-    """Use the origin in this session. It is created if it does not exist."""
-    name = name_of(subscription)
+def of_copies(subscription: str) -> str:
+    """The name of the origin that marks copied rows."""
+    return f"{name_of(subscription)}_copy_0"
+
+
+def reserve(connection: Connection, subscription: str) -> None:
+    """Make sure that both origins of a subscription have a place in the server."""
+    for name in (name_of(subscription), of_copies(subscription)):
+        try:
+            _create(connection, name)
+            _use(connection, name)
+            reset(connection)
+        except pg.ObjectInUse:
+            pass  # so it has a place
+        except pg.ConfigurationLimitExceeded as error:
+            raise SinkError(
+                f"using the replication origin {name} of the target",
+                " ".join((error.diag.message_primary or "").split()),
+                MORE_PLACES,
+            ) from None
+
+
+def places_left(connection: Connection, subscription: str) -> int:
+    """How many places of the server other origins leave. An origin that was never used does not take one."""
+    query = (
+        "SELECT coalesce(current_setting('max_active_replication_origins', true),"  # noqa: S608
+        f" current_setting('max_replication_slots'))::int - count(*) FROM pg_replication_origin WHERE NOT ({_OURS})"
+    )
+    [(left,)] = connection.execute(query, [name_of(subscription)]).fetchall()
+    return int(left)
+
+
+def set_up(connection: Connection, name: str) -> None:
+    """Use an origin in this session, which may be in a transaction. It is created if it does not exist."""
     deadline = time.monotonic() + _WAIT
+    in_transaction = connection.info.transaction_status == TransactionStatus.INTRANS
     while True:
         try:
-            use(connection, name)
+            with connection.transaction() if in_transaction else nullcontext():  # a savepoint
+                _use(connection, name)
             return
+        except pg.UndefinedObject:  # the role may use origins only since a copy
+            _create(connection, name)
         except pg.ObjectInUse as error:
             if time.monotonic() > deadline:
                 doing = f"using the replication origin {name} of the target"
                 hint = "Walmere retries; SELECT * FROM pg_replication_origin_status shows the progress of each origin"
                 raise SinkUnavailable(doing, " ".join(str(error).split()), hint) from None
-        time.sleep(0.05)
+            time.sleep(0.05)
 
 
-def use(connection: Connection, name: str) -> None:
-    """Use an origin in this session. Raises psycopg's ObjectInUse if another session uses it."""
-    create = "SELECT CASE WHEN pg_replication_origin_oid($1) IS NULL THEN pg_replication_origin_create($1) END"
-    with suppress(pg.UniqueViolation):  # created by another session at the same time
-        connection.execute(create, [name])
+def _create(connection: Connection, name: str) -> None:
+    query = "SELECT CASE WHEN pg_replication_origin_oid($1) IS NULL THEN pg_replication_origin_create($1) END"
+    with suppress(pg.UniqueViolation), connection.transaction():  # created by another session at the same time
+        connection.execute(query, [name])
+
+
+def _use(connection: Connection, name: str) -> None:
     connection.execute("SELECT pg_replication_origin_session_setup($1)", [name])
 
 

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import Literal as SqlLiteral
 
 from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
@@ -27,6 +28,8 @@ from walmere.owner import Owner
 from walmere.sinks.postgres.connect import Connection
 
 VERSION: Final = 1
+_LOCK_TIMEOUT: Final = "30s"
+"""How long to wait for another session that applies changes."""
 STAGED_COLUMNS: Final = (
     "commit_lsn int8, sequence int8, relation int, kind text, old text[], new text[], unchanged bool[]"
 )
@@ -116,6 +119,22 @@ class State:
             )
             for schema, name, lsn, version, owner, copy in rows
         }
+
+    def lock(self, connection: Connection) -> None:
+        """Wait until no other session applies changes of the subscription, and keep others out until `unlock`."""
+        connection.execute(
+            SQL("SET lock_timeout = {}; SELECT pg_advisory_lock({}); SET lock_timeout = 0").format(
+                SqlLiteral(_LOCK_TIMEOUT), self._lock_key
+            )
+        )
+
+    def unlock(self, connection: Connection) -> None:
+        """Let other sessions apply changes."""
+        connection.execute(SQL("SELECT pg_advisory_unlock({})").format(self._lock_key))
+
+    @property
+    def _lock_key(self) -> Composable:
+        return SQL("hashtextextended({}, 0)").format(SqlLiteral(f"walmere {self.schema} {self.subscription}"))
 
     def put(self, connection: Connection, table: TableName, owner: Owner | None) -> None:
         """Make sure that there is a row for a table."""

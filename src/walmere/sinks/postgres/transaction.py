@@ -138,15 +138,23 @@ def begin(
 
 @contextlib.contextmanager
 def session(address: Address, state: State) -> Iterator[tuple[Connection, bool]]:
-    """A session that uses the subscription's origin, if the role may; and whether it does."""
+    """A session that uses the subscription's origin, if the role may; and whether it does.
+
+    Only one session applies changes at a time: a task that was given up may still be in its transaction, and even
+    prepare it. The origin keeps the others out, or else an advisory lock.
+    """
     doing = "applying changes to the target"
     with translate_errors(address, doing), reused(address, f"walmere {state.subscription} apply") as connection:
         use_origin = origin.may_use(connection)
         if use_origin:
-            origin.set_up(connection, state.subscription)
+            origin.set_up(connection, origin.name_of(state.subscription))
+        else:
+            state.lock(connection)
         yield connection, use_origin
         if use_origin:
             origin.reset(connection)
+        else:
+            state.unlock(connection)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,9 @@ def _version(connection: Connection) -> int:
 
 def _progress(connection: Connection, sink: PostgresSink) -> Finding:
     if origin.may_use(connection):
+        if origin.places_left(connection, sink.subscription) < origin.PLACES:
+            text = f"the target has places for {origin.PLACES} more replication origins only if others are not used"
+            return Finding("origin", Level.WARNING, text, origin.MORE_PLACES)
         return Finding(
             "origin", Level.OK, f"progress is stored in replication origin {origin.name_of(sink.subscription)}"
         )
