@@ -28,7 +28,7 @@ from walmere.names import Identity, TableName
 from walmere.sinks.base import Standing
 from walmere.sinks.postgres import prepared
 from walmere.sinks.postgres.relation import TargetRelation, missing_table
-from walmere.sinks.postgres.rows import RowChanges, TruncateRows
+from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.sinks.postgres.transaction import TargetTransaction
 

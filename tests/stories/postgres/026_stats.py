@@ -73,3 +73,20 @@ def test_a_violated_unique_constraint_is_named_and_counted(both: SideBySide, sta
     both.source("INSERT INTO t VALUES (5, 5, 5)")
     both.sync()
     both.assert_equal()
+
+
+def test_rows_that_a_trigger_leaves_out_are_not_counted_as_missing(both: SideBySide) -> None:
+    _start(both, "CREATE TABLE t (a int PRIMARY KEY, b int)", "INSERT INTO t SELECT i, i FROM generate_series(1, 4) i")
+    both.target(
+        "CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        "CREATE TRIGGER leave_out BEFORE UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION leave_out()",
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER leave_out",
+        "ALTER TABLE t DISABLE TRIGGER leave_out",
+        "DELETE FROM t WHERE a = 4",
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER leave_out",
+    )
+    both.source("UPDATE t SET b = 0 WHERE a = 1", "DELETE FROM t WHERE a = 2", "UPDATE t SET b = 0 WHERE a = 4")
+    both.sync()
+    both.assert_equal()
+    assert both.rows("SELECT * FROM t ORDER BY a") == [(1, 1), (2, 2), (3, 3)]
+    _assert_conflicts(both, update_missing=1)

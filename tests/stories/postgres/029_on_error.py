@@ -83,3 +83,26 @@ def test_a_large_transaction_is_skipped(both: SideBySide) -> None:
     both.sync()
     both.assert_equal()
     assert both.value("SELECT count(*) FROM t") == 2
+
+
+@pytest.mark.long
+def test_a_transaction_with_a_value_that_does_not_fit_is_skipped(both: SideBySide) -> None:
+    both.source("CREATE TABLE t (i int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLE t")
+    both.target("CREATE DOMAIN short AS varchar(3)", "CREATE TABLE t (i int PRIMARY KEY, v short)")
+    both.source("INSERT INTO t VALUES (1, 'one')")
+    both.start()
+    refused = (
+        "INSERT INTO t VALUES (2, 'too long')",
+        "UPDATE t SET v = 'too long' WHERE i = 1",
+        "BEGIN; UPDATE t SET v = 'two' WHERE i = 1; INSERT INTO t VALUES (3, 'too long'); COMMIT",
+    )
+    for number, statement in enumerate(refused):
+        both.source(statement, f"INSERT INTO t VALUES ({10 + number}, 'x')")
+        log, error = both.both_stop()
+        assert "value too long" in log
+        assert "column v: value too long" in str(error)
+        lsn = both.skip()
+        assert str(lsn) in str(error)
+        both.sync()
+        both.assert_equal()
+    assert both.rows("SELECT * FROM t ORDER BY i") == [(1, "one"), (10, "x"), (11, "x"), (12, "x")]

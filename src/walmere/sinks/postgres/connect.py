@@ -21,6 +21,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57", "58", "XX"})
 """Classes of SQLSTATE to retry: connection, deadlock, resources, locks, operator intervention, system, internal."""
+_ABOUT_A_ROW: Final = frozenset({"21", "22", "23", "44"})
+"""Classes of SQLSTATE: cardinality, a value that is not valid or too long, a constraint, WITH CHECK OPTION."""
 _REFUSED: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)
 _open: dict[tuple[int, str], Connection] = {}
 _opening: Final = threading.Lock()
@@ -82,9 +84,14 @@ def translate_errors(address: Address, doing: str) -> Iterator[None]:
         raise translate(error, doing, scrubber(address)) from None
 
 
+def is_about_a_row(error: psycopg.Error) -> bool:
+    """Whether the server has refused a row: another one may be accepted."""
+    return (error.sqlstate or "")[:2] in _ABOUT_A_ROW or isinstance(error, pg.RaiseException)
+
+
 def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:
     """Convert an error of the target's server."""
-    text = scrub(_without_values(error))
+    text = scrub(without_values(error))
     if isinstance(error, pg.DiskFull):
         return SinkFull(doing, text, "make room there; until then, the changes stay in the change log")
     if isinstance(error, _REFUSED) and "session_replication_role" in text:
@@ -99,7 +106,7 @@ def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:
     return SinkError(doing, text)
 
 
-def _without_values(error: psycopg.Error) -> str:
+def without_values(error: psycopg.Error) -> str:
     """The server's message without its detail and context, which show rows; and without a value that is not valid."""
     text = " ".join((error.diag.message_primary or str(error)).split())
     invalid = error.sqlstate is not None and error.sqlstate.startswith("22")

@@ -19,6 +19,11 @@ _IN_TREE: Final = (
     "CASE c.relkind WHEN 'p' THEN ARRAY(SELECT relid::oid FROM pg_partition_tree(c.oid)) ELSE ARRAY[c.oid] END"
 )
 _RELATIONS: Final = f"""
+WITH RECURSIVE domains AS (
+    SELECT oid AS domain, typbasetype AS type, typtypmod AS modifier FROM pg_type WHERE typtype = 'd'
+    UNION ALL SELECT d.domain, b.typbasetype, b.typtypmod
+    FROM domains d JOIN pg_type b ON b.oid = d.type AND b.typtype = 'd'
+), bases AS MATERIALIZED (SELECT d.* FROM domains d JOIN pg_type b ON b.oid = d.type AND b.typtype <> 'd')
 SELECT n.nspname, c.relname, c.oid::int8, c.relkind::text, coalesce(columns.found, '[]'), coalesce(keys.found, '[]'),
     ARRAY(
         SELECT g.tgname::text FROM pg_trigger g
@@ -43,12 +48,16 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN unnest($1::text[], $2::text[]) AS wanted(schema, name) ON n.nspname = wanted.schema AND c.relname = wanted.name,
 LATERAL (
     SELECT json_agg(json_build_array(
-        a.attname, format_type(a.atttypid, -1), format_type(a.atttypid, a.atttypmod), a.attidentity,
-        a.attgenerated <> '',
+        a.attname, format_type(base.type, -1), format_type(base.type, base.modifier),
+        format_type(a.atttypid, a.atttypmod), a.attidentity, a.attgenerated <> '',
         (SELECT quote_ident(o.nspname) FROM pg_operator e JOIN pg_namespace o ON o.oid = e.oprnamespace
-         WHERE e.oprname = '=' AND e.oprleft = a.atttypid AND e.oprright = a.atttypid LIMIT 1)
+         WHERE e.oprname = '=' AND e.oprleft = base.type AND e.oprright = base.type LIMIT 1)
     ) ORDER BY a.attnum) AS found
-    FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    FROM pg_attribute a LEFT JOIN bases ON bases.domain = a.atttypid, LATERAL (
+        SELECT coalesce(bases.type, a.atttypid) AS type,
+            CASE WHEN bases.type IS NULL THEN a.atttypmod ELSE bases.modifier END AS modifier
+    ) base
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 ) columns,
 LATERAL (
     SELECT json_agg(json_build_array(i.indisprimary, of_index.same_collations, of_index.columns)
@@ -71,8 +80,9 @@ class TargetColumn:
     """A column of the target."""
 
     name: str
-    type: str  # for a cast, without a modifier: an assignment checks the length, a cast would truncate
-    declared: str  # with the modifier
+    type: str  # for a cast, of a domain its base type, without a modifier: an assignment checks, a cast would truncate
+    stored: str  # the same with the modifier
+    declared: str  # as in CREATE TABLE
     identity: str  # pg_attribute.attidentity
     generated: bool
     operator_schema: str | None  # of its = operator, if the type has one of its own
@@ -84,11 +94,21 @@ class TargetColumn:
 
     @property
     def compared(self) -> str:
-        """For a value that is compared: with the modifier, by which the target has rounded or padded its values.
+        """For a value that is compared: with the modifier, by which the target has rounded its values.
 
-        Not for text of a limited length: a cast would cut off what is too long, and another row would be found.
+        Not for text and bits of a limited length: a cast would cut off what is too long, and find another row.
         """
-        return self.type if self.declared.startswith(("character varying", "bit varying")) else self.declared
+        limited = self.padded or self.stored.startswith(("character varying", "bit"))
+        return self.type if limited else self.stored
+
+    @property
+    def padded(self) -> bool:
+        """Whether the server pads its values with blanks."""
+        return self.stored.startswith("character(") and not self.stored.endswith("]")
+
+    def in_row(self, value: Composable) -> Composable:
+        """A value of its type, for a comparison of whole rows as text."""
+        return SQL("{}::text").format(value) if self.padded else value  # without the blanks
 
     @property
     def sql(self) -> Identifier:

@@ -5,9 +5,10 @@
     connect       connections, and errors of the target's server
     state         what Walmere stores in the target; `origin` is the replication origin
     relation      the target's tables, as its catalogs describe them
-    copying       the copy of a table
+    copying       the copy of a table; `staged_copy` is its last step, if it was staged
     transaction   one transaction for a batch of all tables
-    statements    changes by sets of rows; `rows` applies them row by row
+    statements    changes by sets of rows
+    rows/         changes one by one
     text          Arrow columns as COPY's text, and as parameters
     scan          reads a table, for `walmere verify`
 

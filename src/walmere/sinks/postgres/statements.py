@@ -87,9 +87,9 @@ def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:
 def _delete_counted(relation: TargetRelation, deletes: pa.Table, copies: NDArray[np.int64]) -> Statement:
     """Rows of a multiset are compared as text, which every type has; and by the primary key, which has an index."""
     columns = [relation.columns[name] for name in deletes.column_names]
-    here = SQL("ROW({})::text").format(SQL(", ").join(SQL("t.{}").format(each.sql) for each in columns))
+    here = SQL("ROW({})::text").format(SQL(", ").join(each.in_row(SQL("t.{}").format(each.sql)) for each in columns))
     wanted = SQL("ROW({})::text").format(
-        SQL(", ").join(SQL(f"s.c{number}::{each.compared}") for number, each in enumerate(columns))
+        SQL(", ").join(each.in_row(SQL(f"s.c{number}::{each.compared}")) for number, each in enumerate(columns))
     )
     arrays = SQL(", ").join(SQL(f"${number + 1}::text[]") for number in range(len(columns)))
     names = SQL(", ").join(SQL(f"c{number}") for number in range(len(columns)))
@@ -157,12 +157,15 @@ def _update(
             value = SQL("CASE WHEN s.{}::bool THEN t.{} ELSE {} END").format(SQL(f"u{number}"), column.sql, value)
         assignments.append(SQL("{} = {}").format(column.sql, value))
     if not assignments:  # a table whose columns are all in the key: an UPDATE changes nothing
-        plain = next(each for each in relation.columns.values() if each.identity != "a" and not each.generated)
-        assignments = [SQL("{0} = t.{0}").format(plain.sql)]
+        plain = (each for each in relation.columns.values() if each.identity != "a" and not each.generated)
+        assignments += [SQL("{0} = t.{0}").format(each.sql) for each in plain][:1]
     values, same = _set(relation, places, keys), _same_key(relation, keys)
+    where = SQL(" AND ").join([same, *conditions])
     query = SQL("UPDATE {} AS t SET {} FROM {} WHERE {}").format(
-        relation.only, SQL(", ").join(assignments), values, SQL(" AND ").join([same, *conditions])
+        relation.only, SQL(", ").join(assignments), values, where
     )
+    if not assignments:  # no column can be assigned
+        query = SQL("SELECT FROM {} AS t, {} WHERE {}").format(relation.only, values, where)
     matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, values, same)
     return Statement(query, parameters, len(updates), matches, relation.has_index(list(keys)))
 

@@ -16,7 +16,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import psycopg
-from psycopg import errors as pg
 from psycopg.sql import SQL
 
 from walmere.errors import Conflict, WalmereError
@@ -25,9 +24,12 @@ from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import RowNet
 from walmere.sinks.postgres import origin
-from walmere.sinks.postgres.connect import Connection, connect, reused, translate_errors
+from walmere.sinks.postgres.connect import Connection, connect, is_about_a_row, reused, translate_errors
 from walmere.sinks.postgres.relation import TargetRelation, read_relations
-from walmere.sinks.postgres.rows import RowChanges, TruncateRows, apply_rows, record_conflict, written_by_others
+from walmere.sinks.postgres.rows.apply import apply_rows
+from walmere.sinks.postgres.rows.block import written_by_others
+from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
+from walmere.sinks.postgres.rows.conflicts import record_conflict
 from walmere.sinks.postgres.state import State, StoredTable
 from walmere.sinks.postgres.statements import Statement, changes_of, copy_into, restrict_plans
 from walmere.sinks.postgres.text import copy_text
@@ -63,7 +65,11 @@ class TargetTransaction:
                     with self.connection.cursor() as cursor, cursor.copy(command) as copy:
                         for piece in copy_text(net.inserts):
                             copy.write(piece)
-        except (_RowsMissing, psycopg.IntegrityError, pg.CardinalityViolation):
+        except _RowsMissing:
+            return False
+        except psycopg.Error as error:
+            if not is_about_a_row(error):
+                raise
             return False
         return True
 

@@ -1,0 +1,1 @@
+"""Changes that are applied row by row, in the order of the source."""

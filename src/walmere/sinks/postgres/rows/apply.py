@@ -1,0 +1,181 @@
+"""Changes that are applied row by row, in the order of the source, by one PL/pgSQL block on the target's server.
+
+This is for what sets of rows cannot do as PostgreSQL's own subscriber does:
+
+- tables with triggers or rules that are enabled for a subscriber: each change has to fire them, in order;
+- tables in which a key can have several rows, of which one is changed;
+- a set that failed: two rows that swap a unique value violate the constraint in passing, and one that really violates
+  it has to be named.
+
+All changes go to one temporary table of the session, with their values as arrays of text. The block loops over it. So
+rows are not sent back and forth, and tables are changed in the order of the source, also among each other. (A
+transaction that has used a temporary table cannot be prepared: then it is a table of Walmere's schema.)
+
+`changes` describes the changes, `block` is the block, and `conflicts` is about rows that the target refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from numpy.typing import NDArray
+from psycopg.sql import SQL, Identifier
+
+from walmere.errors import Conflict
+from walmere.sinks.postgres.connect import Connection, is_about_a_row, without_values
+from walmere.sinks.postgres.rows import conflicts
+from walmere.sinks.postgres.rows.block import block
+from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
+from walmere.sinks.postgres.state import STAGED_COLUMNS, State
+from walmere.sinks.postgres.text import array_rows, copy_text
+
+_STAGING: Final = f"CREATE TEMP TABLE IF NOT EXISTS walmere_changes ({STAGED_COLUMNS}) ON COMMIT DELETE ROWS"
+_LINE: Final = re.compile(r"^COPY [a-z_]+\D+(\d+)")
+"""The number of a line in the context of an error, whatever the language of the server."""
+
+
+def apply_rows(
+    connection: Connection,
+    state: State,
+    changes: Sequence[RowChanges],
+    truncates: Sequence[TruncateRows],
+    on_conflict: str,
+    our_origins: Sequence[int] | None = None,
+    *,
+    prepares: bool = False,
+) -> None:
+    """Apply changes row by row, in the transaction of the connection. Raises Conflict.
+
+    `our_origins`: record changes of rows that others have written last; None: the server cannot tell. `prepares`:
+    whether the transaction will be prepared.
+    """
+    staging = Identifier(state.schema, "staged_changes") if prepares else Identifier("pg_temp", "walmere_changes")
+    if not prepares:
+        connection.execute(_STAGING)
+        connection.execute(SQL("TRUNCATE {}").format(staging))  # of an earlier try in this transaction
+    _stage(connection, changes, truncates, staging)
+    _run(connection, state, changes, staging, on_conflict, our_origins)
+    if prepares:
+        connection.execute(SQL("DELETE FROM {}").format(staging))
+
+
+def _stage(
+    connection: Connection, changes: Sequence[RowChanges], truncates: Sequence[TruncateRows], staging: Identifier
+) -> None:
+    copy_in = SQL("COPY {} FROM STDIN").format(staging)
+    try:
+        with connection.cursor() as cursor, cursor.copy(copy_in) as copy:
+            for number, each in enumerate(changes):
+                for piece in copy_text(_staged(number, each)):
+                    copy.write(piece)
+            for piece in copy_text(_staged_truncates(truncates)):
+                copy.write(piece)
+    except psycopg.DataError as error:  # a character that the target's encoding does not have
+        line = _LINE.match(error.diag.context or "")
+        refused = None if line is None else _refused(changes, int(line[1]) - 1, without_values(error))
+        if refused is None:
+            raise
+        raise refused from None
+
+
+def _refused(changes: Sequence[RowChanges], place: int, message: str) -> Conflict | None:
+    """The error for a change that cannot be staged, by its place among all changes."""
+    for each in changes:
+        if place < len(each.kind):
+            kind = {"I": "insert_failed", "U": "update_failed"}.get(chr(each.kind[place]), "delete_failed")
+            key = {name: _shown(each, name, place) for name in each.shown_key}
+            return conflicts.describe(
+                {
+                    "conflict": kind,
+                    "relation": str(each.relation.table),
+                    "key": json.dumps(key) if key else None,
+                    "constraint": None,
+                    "message": message,
+                    "commit_lsn": int(each.commit_lsn[place]),
+                }
+            )
+        place -= len(each.kind)
+    return None
+
+
+def _shown(changes: RowChanges, name: str, place: int) -> str | None:
+    """A value of the key."""
+    value = changes.old[name][place].as_py() if name in changes.old.column_names else None
+    value = changes.new[name][place].as_py() if value is None else value
+    return None if value is None else value.decode(errors="replace")
+
+
+def _run(
+    connection: Connection,
+    state: State,
+    changes: Sequence[RowChanges],
+    staging: Identifier,
+    on_conflict: str,
+    our_origins: Sequence[int] | None,
+) -> None:
+    """Run the block. The first try has no subtransaction for each row."""
+    try:
+        with connection.transaction():
+            connection.execute(block(state, changes, staging, None, our_origins))
+        return
+    except psycopg.Error as error:
+        if not is_about_a_row(error):
+            raise
+    try:
+        with connection.transaction():
+            connection.execute(block(state, changes, staging, on_conflict, our_origins))
+    except psycopg.Error as error:
+        if error.sqlstate != conflicts.SQLSTATE:
+            raise
+        raise conflicts.conflict_of(error) from None
+
+
+def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:
+    """Rows of the temporary table whose new value is a statement."""
+    count = len(truncates)
+    statements = pa.array([each.statement.encode() for each in truncates], pa.binary())
+    return pa.table(
+        {
+            "commit_lsn": _numbers(np.array([each.commit_lsn for each in truncates], np.int64)),
+            "sequence": _numbers(np.array([each.sequence for each in truncates], np.int64)),
+            "relation": _numbers(np.full(count, -1)),
+            "kind": pa.array([b"T"] * count, pa.binary()),
+            "old": pa.nulls(count, pa.binary()),
+            "new": array_rows([statements]),
+            "unchanged": pa.nulls(count, pa.binary()),
+        }
+    )
+
+
+def _numbers(values: Any) -> pa.Array:
+    """Numbers as text."""
+    return pa.array(values).cast(pa.string()).cast(pa.binary())
+
+
+def _staged(number: int, changes: RowChanges) -> pa.Table:
+    count = len(changes.kind)
+    unchanged = pa.nulls(count, pa.binary())
+    if any(mask is not None for mask in changes.unchanged):
+        unchanged = array_rows([_flags(mask, count) for mask in changes.unchanged])
+
+    return pa.table(
+        {
+            "commit_lsn": _numbers(changes.commit_lsn.astype(np.int64)),
+            "sequence": _numbers(changes.sequence.astype(np.int64)),
+            "relation": _numbers(np.full(count, number)),
+            "kind": pa.array(changes.kind.view("S1"), pa.binary()),
+            "old": array_rows(changes.old.columns),
+            "new": array_rows(changes.new.columns),
+            "unchanged": unchanged,
+        }
+    )
+
+
+def _flags(mask: NDArray[np.bool_] | None, count: int) -> pa.Array:
+    return pa.array(np.where(np.zeros(count, np.bool_) if mask is None else mask, b"t", b"f"), pa.binary())

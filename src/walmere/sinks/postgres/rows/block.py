@@ -1,0 +1,113 @@
+"""The PL/pgSQL block that applies changes one by one, in the order of the source.
+
+A row that the target refuses ends the block with an error that names it; or it is skipped, or replaces the rows that
+are in its way (`on_conflict`): see `conflicts`. This needs a subtransaction for each row, so it is done only after a
+first try failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import Literal as SqlLiteral
+
+from walmere.sinks.postgres.relation import TargetColumn
+from walmere.sinks.postgres.rows.changes import RowChanges, found, new_value
+from walmere.sinks.postgres.rows.conflicts import DECLARATIONS, guarded, probe_declaration, record
+from walmere.sinks.postgres.state import State
+
+
+def block(
+    state: State,
+    changes: Sequence[RowChanges],
+    staging: Identifier,
+    on_conflict: str | None,
+    our_origins: Sequence[int] | None,
+) -> Composed:
+    """The statement that applies what is in the staging table. `on_conflict`: None for the first try."""
+    branches = [
+        SQL("WHEN {} THEN\n{}").format(number, _branch(number, each, state, on_conflict, our_origins))
+        for number, each in enumerate(changes)
+    ]
+    probes = [probe_declaration(number, each) for number, each in enumerate(changes) if on_conflict is not None]
+    body = SQL(
+        "DECLARE r record; affected int8; existed bool; {}\n{}"
+        "BEGIN\n"
+        "FOR r IN SELECT * FROM {} ORDER BY commit_lsn, sequence LOOP\n"
+        "CASE r.relation WHEN -1 THEN EXECUTE (r.new)[1];\n{}\nEND CASE;\nEND LOOP;\nEND"
+    ).format(SQL(DECLARATIONS), SQL("").join(probes), staging, SQL("\n").join(branches))
+    return SQL("DO {}").format(SqlLiteral(body.as_string(None)))
+
+
+def _branch(
+    number: int, changes: RowChanges, state: State, on_conflict: str | None, our_origins: Sequence[int] | None
+) -> Composable:
+    """The part of the block for one table."""
+    relation, names = changes.relation, changes.new.column_names
+    columns = [relation.columns[name] for name in names]
+    new = [new_value(changes, name) for name in names]
+    insert = SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});").format(
+        relation.sql, SQL(", ").join(map(Identifier, names)), SQL(", ").join(new)
+    )
+    update = _counted(changes, state, _update(changes, columns, new), "update_missing")
+    delete: Composable = SQL("DELETE FROM {} AS t WHERE {};").format(relation.only, found(changes))
+    always = [place for place, column in enumerate(columns) if column.identity == "a"]
+    if always:  # SQL cannot update such a column: a row whose value changes is written again
+        differs = SQL(" OR ").join(
+            SQL("t.{} IS DISTINCT FROM {}").format(columns[place].sql, new[place]) for place in always
+        )
+        moved = SQL("EXISTS(SELECT FROM {} AS t WHERE {} AND ({}))").format(relation.only, found(changes), differs)
+        update = SQL("IF {} THEN {} {} ELSE {} END IF;").format(moved, delete, insert, update)
+    delete = _counted(changes, state, delete, "delete_missing")
+    if our_origins is not None:
+        update = _tracked(changes, state, update, "update_origin_differs", our_origins)
+        delete = _tracked(changes, state, delete, "delete_origin_differs", our_origins)
+    statement = SQL("IF r.kind = 'I' THEN {} ELSIF r.kind = 'U' THEN {} ELSE {} END IF;").format(insert, update, delete)
+    return statement if on_conflict is None else guarded(number, changes, state, statement, on_conflict)
+
+
+def _update(changes: RowChanges, columns: Sequence[TargetColumn], new: Sequence[Composable]) -> Composable:
+    relation = changes.relation
+    values = [
+        SQL("{0} = CASE WHEN (r.unchanged)[{1}] THEN t.{0} ELSE {2} END").format(column.sql, place + 1, value)
+        for place, (column, value) in enumerate(zip(columns, new, strict=True))
+        if column.identity != "a"
+    ]
+    if not values:  # no column can be assigned
+        return SQL("PERFORM FROM {} AS t WHERE {};").format(relation.only, found(changes))
+    return SQL("UPDATE {} AS t SET {} WHERE {};").format(relation.only, SQL(", ").join(values), found(changes))
+
+
+def _counted(changes: RowChanges, state: State, statement: Composable, missing: str) -> Composable:
+    """The statement, and a line in the table of conflicts if there was no row to change.
+
+    A trigger or a rule can leave out a row that exists. So with triggers, the row is looked for before.
+    """
+    before: Composable = SQL("")
+    is_missing = "affected = 0"
+    if changes.relation.fires:
+        exists = SQL("existed := EXISTS(SELECT FROM {} AS t WHERE {}); ")
+        before, is_missing = exists.format(changes.relation.only, found(changes)), "NOT existed"
+    return SQL("{}{} GET DIAGNOSTICS affected = ROW_COUNT; IF {} THEN {} END IF;").format(
+        before, statement, SQL(is_missing), record(changes, state, SqlLiteral(missing))
+    )
+
+
+def _tracked(
+    changes: RowChanges, state: State, statement: Composable, conflict: str, our_origins: Sequence[int]
+) -> Composable:
+    """The statement, and before it a line in the table of conflicts if others have written the row last."""
+    return SQL("IF EXISTS(SELECT FROM {} AS t WHERE {} AND {}) THEN {} END IF; {}").format(
+        changes.relation.only,
+        found(changes),
+        written_by_others(our_origins),
+        record(changes, state, SqlLiteral(conflict)),
+        statement,
+    )
+
+
+def written_by_others(our_origins: Sequence[int]) -> Composable:
+    """The condition for a row, as t, whose last writer was not Walmere."""
+    numbers = SQL(", ").join(map(SqlLiteral, our_origins))
+    return SQL("(pg_xact_commit_timestamp_origin(t.xmin)).roident <> ALL(ARRAY[{}]::oid[])").format(numbers)

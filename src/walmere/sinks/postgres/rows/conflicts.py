@@ -1,0 +1,185 @@
+"""Rows that the target refuses: the part of the PL/pgSQL block that handles them, the error, and the line that is kept.
+
+    insert_exists, update_exists   a constraint is violated
+    multiple_unique_conflicts      several unique constraints are violated
+    insert_failed, update_failed,  a value does not fit its column, or a trigger has raised an exception
+    delete_failed
+
+With `on_conflict = "stop"`, the first such row ends the block with an error of SQLSTATE `WALCF`, whose detail describes
+it as JSON. Only values of the key are shown.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import psycopg
+from psycopg.sql import SQL, Composable, Identifier
+from psycopg.sql import Literal as SqlLiteral
+
+from walmere.errors import Conflict
+from walmere.lsn import Lsn
+from walmere.sinks.postgres.connect import Connection
+from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
+from walmere.sinks.postgres.state import State
+
+SQLSTATE: Final = "WALCF"
+DECLARATIONS: Final = (
+    "failed_state text; failed_conflict text; failed_constraint text; failed_column text; failed_message text;"
+)
+"""The variables of the block that are used here."""
+_NULL: Final = SQL("NULL")
+_REFUSED: Final = "integrity_constraint_violation OR data_exception OR with_check_option_violation OR raise_exception"
+
+
+def probe_declaration(number: int, changes: RowChanges) -> Composable:
+    """The declaration of a row of the table, to find the column that a value does not fit."""
+    return SQL(f"probe_{number} {{}};\n").format(changes.relation.sql)
+
+
+def guarded(number: int, changes: RowChanges, state: State, statement: Composable, on_conflict: str) -> Composable:
+    """The statement in a subtransaction, with what to do if the target refuses its row."""
+    then = _stop(changes) if on_conflict == "stop" else _record_refused(changes, state)
+    if on_conflict == "overwrite":
+        violated = SQL("IF failed_state NOT LIKE '23%' THEN {} END IF;").format(_stop(changes))
+        then = violated + then + _clear(changes) + guarded(number, changes, state, statement, "stop")
+    return SQL("BEGIN {}\nEXCEPTION WHEN {} THEN {}\n{}\nEND;").format(
+        statement, SQL(_REFUSED), _diagnose(number, changes), then
+    )
+
+
+def _diagnose(number: int, changes: RowChanges) -> Composable:
+    """What was refused, and why. The server's message about a value shows it, between quotation marks."""
+    return SQL(
+        "GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME,"
+        " failed_message = MESSAGE_TEXT;\n"
+        "IF failed_state LIKE '22%' THEN\n"
+        """failed_message := regexp_replace(split_part(failed_message, ': "', 1), '"[^"]*"', '"..."', 'g');\n"""
+        "failed_column := NULL; {}\n"
+        "failed_message := coalesce('column ' || failed_column || ': ', '') || failed_message; END IF;\n"
+        "failed_conflict := CASE WHEN failed_state LIKE '23%' AND r.kind <> 'D' THEN {} WHEN r.kind = 'I'"
+        " THEN 'insert_failed' WHEN r.kind = 'U' THEN 'update_failed' ELSE 'delete_failed' END;"
+    ).format(_find_column(number, changes), _violation(changes))
+
+
+def _find_column(number: int, changes: RowChanges) -> Composable:
+    """Assign each value to a column of its own: the server does not say which one has failed."""
+    tries: list[Composable] = [
+        SQL(f"probe_{number}.{{}} := {{}};").format(Identifier(name), new_value(changes, name))
+        for name in changes.new.column_names
+    ]
+    names = list(changes.new.column_names)
+    if changes.identity.keyed:
+        tries += [SQL("PERFORM {};").format(old_value(changes, name)) for name in changes.old.column_names]
+        names += changes.old.column_names
+    one = SQL("BEGIN {} EXCEPTION WHEN OTHERS THEN IF SQLSTATE LIKE '22%' THEN failed_column := {}; END IF; END;")
+    pairs = list(zip(tries, names, strict=True))
+    return SQL("\n").join(one.format(attempt, SqlLiteral(name)) for attempt, name in reversed(pairs))
+
+
+def _stop(changes: RowChanges) -> Composable:
+    detail = SQL(
+        "json_build_object('conflict', failed_conflict, 'relation', {}, 'key', {}, 'constraint', failed_constraint,"
+        " 'message', failed_message, 'commit_lsn', r.commit_lsn)::text"
+    ).format(SqlLiteral(str(changes.relation.table)), key_text(changes))
+    return SQL("RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = failed_message, DETAIL = {};").format(
+        SqlLiteral(SQLSTATE), detail
+    )
+
+
+def _record_refused(changes: RowChanges, state: State) -> Composable:
+    return record(changes, state, SQL("failed_conflict"), SQL("failed_constraint"), SQL("failed_message"))
+
+
+def record(
+    changes: RowChanges,
+    state: State,
+    conflict: Composable,
+    constraint: Composable = _NULL,
+    message: Composable = _NULL,
+) -> Composable:
+    """Write a line to the table of conflicts."""
+    return SQL(
+        'INSERT INTO {} (subscription, relation, conflict, key, "constraint", lsn, message) VALUES'
+        " ({}, {}, {}, {}, {}, ('0/0'::pg_lsn + r.commit_lsn), {});"
+    ).format(
+        Identifier(state.schema, "conflicts"),
+        SqlLiteral(state.subscription),
+        SqlLiteral(str(changes.relation.table)),
+        conflict,
+        key_text(changes),
+        constraint,
+        message,
+    )
+
+
+def _unique_keys(changes: RowChanges) -> list[tuple[str, ...]]:
+    return [key for key in changes.relation.keys if set(key) <= set(changes.new.column_names)]
+
+
+def _in_the_way(changes: RowChanges, key: tuple[str, ...]) -> Composable:
+    """The condition for other rows that have the new values of a unique key."""
+    columns = changes.relation.columns
+    same = SQL(" AND ").join(
+        SQL("t.{} {} {}").format(Identifier(name), columns[name].equals, new_value(changes, name)) for name in key
+    )
+    return SQL("{} AND NOT (r.kind = 'U' AND {})").format(same, found(changes))
+
+
+def _violation(changes: RowChanges) -> Composable:
+    """The name of the conflict: PostgreSQL has another one if several unique constraints are violated."""
+    one = SQL("CASE r.kind WHEN 'I' THEN 'insert_exists' ELSE 'update_exists' END")
+    keys = _unique_keys(changes)
+    if len(keys) < 2:
+        return one
+    exists = SQL("(EXISTS(SELECT FROM {} AS t WHERE {}))::int")
+    violated = SQL(" + ").join(exists.format(changes.relation.only, _in_the_way(changes, key)) for key in keys)
+    return SQL("CASE WHEN {} > 1 THEN 'multiple_unique_conflicts' ELSE {} END").format(violated, one)
+
+
+def _clear(changes: RowChanges) -> Composable:
+    """Delete the rows that are in the way of a new row."""
+    delete = SQL("DELETE FROM {} AS t WHERE {};")
+    return SQL(" ").join(
+        delete.format(changes.relation.only, _in_the_way(changes, key)) for key in _unique_keys(changes)
+    )
+
+
+def conflict_of(error: psycopg.Error) -> Conflict:
+    """The conflict that has ended the block."""
+    return describe(json.loads(error.diag.message_detail or "{}"))
+
+
+def describe(refused: dict[str, Any]) -> Conflict:
+    """The error for a row that was refused."""
+    lsn = Lsn(refused["commit_lsn"])
+    row = "a row without a key" if refused["key"] is None else f"the row with the key {refused['key']}"
+    what, remedy = f"{row} is refused", "alter the target so that it takes the row"
+    if not refused["conflict"].endswith("_failed"):
+        what = f"{row} violates {refused['constraint'] or 'a constraint'}"
+        remedy = "change the row of the target that is in the way"
+    return Conflict(
+        "applying changes to the target",
+        f"{refused['conflict']} in {refused['relation']}: {what} ({refused['message']});"
+        f" its transaction has the commit LSN {lsn}",
+        f"{remedy}; or skip the whole transaction: `walmere skip -c … {lsn}`; or set target.on_conflict",
+        json.dumps(refused),
+    )
+
+
+def record_conflict(connection: Connection, state: State, conflict: Conflict) -> None:
+    """Write a line for a conflict whose transaction was rolled back."""
+    refused = json.loads(conflict.found)
+    connection.execute(
+        state.sql(
+            'INSERT INTO {schema}.conflicts (subscription, relation, conflict, key, "constraint", lsn, message)'
+            " VALUES ($1, $2, $3, $4, $5, $6::pg_lsn, $7)"
+        ),
+        [
+            state.subscription,
+            *(refused[name] for name in ("relation", "conflict", "key", "constraint")),
+            str(Lsn(refused["commit_lsn"])),
+            refused["message"],
+        ],
+    )
