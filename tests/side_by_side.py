@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,6 +207,19 @@ class SideBySide:
         assert not thread.is_alive(), "the run does not stop"
         if self._failures:
             raise self._failures[0]
+
+    @contextlib.contextmanager
+    def subscriber_down(self) -> Iterator[None]:
+        """The subscriber's server crashes. It starts again at the end of the block."""
+        server = self.ours.server
+        server.stop(signal.SIGKILL)
+        try:
+            yield
+        finally:
+            server.start()
+            for database in (self.native, self.ours):
+                database.connection.close()
+                database.connection = psycopg.connect(database.dsn, autocommit=True)
 
     # -- errors
 

@@ -64,6 +64,40 @@ def test_rolled_back_subtransactions_leave_nothing(streamed: SideBySide) -> None
 
 
 @pytest.mark.long
+def test_nested_subtransactions_that_commit_arrive_in_order(streamed: SideBySide) -> None:
+    """Story 16, and changes of one key in several of them, beside a transaction that is rolled back."""
+    both = streamed
+    levels = " ".join(
+        f"SAVEPOINT s{n}; INSERT INTO t {ROWS.format(n * 1000, n * 1000 + 400)};"
+        f" UPDATE t SET b = sha256(b || '{n}') WHERE mod(a, 2) = 0; DELETE FROM t WHERE mod(a, 7) = {n};"
+        for n in range(1, 5)
+    )
+    with psycopg.connect(both.publisher.dsn) as other:
+        other.execute(f"INSERT INTO t {ROWS.format(50_000, 51_500)}")
+        both.source(f"BEGIN; {levels} RELEASE s4; ROLLBACK TO s3; INSERT INTO t VALUES (9999, 'after'); COMMIT")
+        other.execute("SAVEPOINT s")
+        other.execute(f"INSERT INTO t {ROWS.format(52_000, 53_000)}")
+        other.rollback()
+    both.sync()
+    both.assert_equal()
+    both.assert_equal("SELECT a, b FROM t ORDER BY a", source=True)
+
+
+@pytest.mark.long
+def test_a_definition_of_a_subtransaction_that_is_rolled_back_is_forgotten(streamed: SideBySide) -> None:
+    """Story 19: the rows after it have the old columns again."""
+    both = streamed
+    both.source(
+        f"BEGIN; INSERT INTO t {ROWS.format(3, 600)}; SAVEPOINT s; ALTER TABLE t ADD d int DEFAULT 1;"
+        " INSERT INTO t SELECT i, 'gone', i FROM generate_series(601, 1200) i; UPDATE t SET d = 2; ROLLBACK TO s;"
+        f" INSERT INTO t {ROWS.format(601, 1200)}; UPDATE t SET b = 'kept' WHERE a = 1; COMMIT"
+    )
+    both.sync()
+    both.assert_equal()
+    both.assert_equal("SELECT a, b FROM t ORDER BY a", source=True)
+
+
+@pytest.mark.long
 def test_columns_are_added_and_dropped_inside_a_large_transaction(streamed: SideBySide) -> None:
     """Ours copies the table again, so it has the source's values in all published columns."""
     both = streamed

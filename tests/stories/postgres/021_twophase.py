@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
 import pytest
 
+from conftest import version_under_test
 from side_by_side import SideBySide
+from walmere.testing.server import Server
 
 pytestmark = [pytest.mark.long, pytest.mark.since(15, "two_phase for subscriptions")]
 
@@ -75,6 +82,86 @@ def test_large_prepared_transactions(both: SideBySide) -> None:
     both.source("COMMIT PREPARED 'large'", "ROLLBACK PREPARED 'gone'")
     both.sync()
     assert both.value(PREPARED) == 0
+    both.assert_equal(source=True)
+
+
+def test_large_prepared_transactions_with_subtransactions_that_are_rolled_back(both: SideBySide) -> None:
+    """Story 23."""
+    both.source(f"ALTER DATABASE {both.publisher.name} SET logical_decoding_work_mem = '64kB'")
+    _start(both)
+    both.source(
+        f"BEGIN; INSERT INTO t {ROWS.format(10, 800)}; SAVEPOINT s; INSERT INTO t {ROWS.format(801, 1600)};"
+        " UPDATE t SET b = 'gone'; TRUNCATE u; ROLLBACK TO s; DELETE FROM t WHERE mod(a, 3) = 0;"
+        f" INSERT INTO t {ROWS.format(801, 810)}; INSERT INTO u VALUES (1); PREPARE TRANSACTION 'kept'",
+        f"BEGIN; INSERT INTO t {ROWS.format(5000, 5800)}; SAVEPOINT s; DELETE FROM t; ROLLBACK TO s;"
+        " PREPARE TRANSACTION 'gone'",
+    )
+    both.sync()
+    assert both.value(PREPARED) == 2
+    both.assert_equal()
+    both.source("ROLLBACK PREPARED 'gone'", "INSERT INTO u VALUES (2)", "COMMIT PREPARED 'kept'")
+    both.sync()
+    assert both.value(PREPARED) == 0
+    both.assert_equal(source=True)
+
+
+def test_a_prepared_transaction_outlives_a_crash_of_the_subscriber(both: SideBySide) -> None:
+    """Before it ends, and while the subscriber is down, at the source."""
+    _start(both)
+    for number, end in ((2, "COMMIT"), (3, "ROLLBACK")):
+        both.source(
+            f"BEGIN; INSERT INTO t VALUES ({number}, 'x'); UPDATE t SET b = '{number}' WHERE a = 1;"
+            f" PREPARE TRANSACTION 'crash{number}'"
+        )
+        both.sync()
+        assert both.value(PREPARED) == 1
+        with both.subscriber_down():
+            both.source(f"{end} PREPARED 'crash{number}'", f"INSERT INTO u VALUES ({number})")
+        both.sync()
+        assert both.value(PREPARED) == 0
+        both.assert_equal(source=True)
+
+
+@pytest.mark.timeout(400)
+def test_a_prepared_transaction_outlives_a_crash_of_the_publisher(
+    private_server: Server, more_servers: Callable[[str, int], Server], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    both = SideBySide(private_server, more_servers("subscriber", version_under_test(pytestconfig)), tmp_path)
+    try:
+        _start(both)
+        both.source(
+            "BEGIN; INSERT INTO t VALUES (2, 'two'); PREPARE TRANSACTION 'one'",
+            "BEGIN; DELETE FROM t; PREPARE TRANSACTION 'two'",
+        )
+        both.sync()
+        assert both.value(PREPARED) == 2
+        private_server.stop(signal.SIGKILL)
+        private_server.start()
+        both.native_stops()  # at the lost connection
+        both.enable_native()
+        both.publisher.connection.close()
+        both.publisher.connection = psycopg.connect(both.publisher.dsn, autocommit=True)
+        both.source("COMMIT PREPARED 'one'", "ROLLBACK PREPARED 'two'", "INSERT INTO u VALUES (1)")
+        both.sync()
+        assert both.value(PREPARED) == 0
+        both.assert_equal(source=True)
+    finally:
+        both.drop()
+
+
+def test_values_of_a_deferrable_constraint_are_swapped_in_a_prepared_transaction(both: SideBySide) -> None:
+    both.everywhere("CREATE TABLE d (a int PRIMARY KEY, v int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    both.everywhere("CREATE TABLE t (a int PRIMARY KEY, b bytea)", "CREATE TABLE u (a int PRIMARY KEY)")
+    both.source("INSERT INTO d VALUES (1, 1), (2, 2), (3, 3)", "CREATE PUBLICATION pub FOR TABLE d")
+    both.start(two_phase=True)
+    both.source(
+        "BEGIN; UPDATE d SET v = 4 - v; INSERT INTO d VALUES (4, 3); DELETE FROM d WHERE a = 1;"
+        " PREPARE TRANSACTION 'swap'",
+    )
+    both.sync()
+    assert both.value(PREPARED) == 1
+    both.source("COMMIT PREPARED 'swap'", "BEGIN; UPDATE d SET v = 5 - v WHERE a IN (2, 4); COMMIT")
+    both.sync()
     both.assert_equal(source=True)
 
 
