@@ -118,7 +118,14 @@ class Subscription:
 
             require_java()
 
-        return check(self.config, require_java, self._sink())
+        return check(self.config, require_java, self._sink(), on_cluster=self._on_cluster())
+
+    def _on_cluster(self) -> bool:
+        """Whether `run` would run its tasks on other machines."""
+        from walmere.spark.interpreters import is_local
+        from walmere.spark.session import master_of
+
+        return self.config.target is not None and not is_local(master_of(self.config.spark.master))
 
     def _sink(self) -> Sink | None:
         from walmere.subscription.target.sink import sink_of

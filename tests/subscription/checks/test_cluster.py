@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from processes import walmere
 from walmere.config import Config, load
 from walmere.errors import ConfigError
-from walmere.subscription.checks.cluster import require_shared
+from walmere.publisher.finding import Level
+from walmere.subscription.checks.cluster import check_cluster, require_shared
 
 FILE = """
 [source]
@@ -55,3 +58,20 @@ def test_a_database_needs_only_the_change_log(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         require_shared(config(tmp_path, text))
     assert "target.path" not in caught.value.wrong
+
+
+def test_check_names_what_the_executors_do_not_have(tmp_path: Path) -> None:
+    """In a process of its own: a session that is active here would be the one that runs."""
+    config(tmp_path, FILE.replace("host=db.example", "host=127.0.0.1 port=1"))
+    done = walmere("check", "-c", tmp_path / "walmere.toml", "--json")
+    assert done.returncode == 1
+    first, second = (each for each in json.loads(done.stdout)["findings"] if each["name"] == "cluster")
+    assert (first["level"], second["level"]) == ("problem", "problem")
+    assert f"target.path {tmp_path / 'lake'} is a directory of this machine" in first["what"]
+    assert f"subscription.directory {tmp_path / 'state'}" in second["what"]
+    assert "shared_directory = true" in first["fix"]
+
+
+def test_check_accepts_a_shared_file_system(tmp_path: Path) -> None:
+    [found] = check_cluster(config(tmp_path, f"{FILE}shared_directory = true\n"))
+    assert found.level is Level.OK

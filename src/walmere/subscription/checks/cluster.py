@@ -8,6 +8,7 @@ from typing import Final
 from walmere.config import Config, DeltaTarget
 from walmere.errors import ConfigError
 from walmere.object_store.options import is_url, locate
+from walmere.publisher.finding import Finding, Level
 
 _HINT: Final = (
     "use object stores; or set [spark] shared_directory = true, if all executors have the same files under these paths"
@@ -36,3 +37,12 @@ def require_shared(config: Config) -> None:
     """Raise ConfigError if the executors of a cluster cannot reach all that they need."""
     if wrong := list(not_shared(config)):
         raise ConfigError(f"running on {config.spark.master or 'a cluster'}", "; ".join(wrong), _HINT)
+
+
+def check_cluster(config: Config) -> Iterator[Finding]:
+    """The part of `walmere check` for a cluster."""
+    wrong = list(not_shared(config))
+    for each in wrong:
+        yield Finding("cluster", Level.PROBLEM, f"{each}, which the executors of the cluster do not have", _HINT)
+    if not wrong:
+        yield Finding("cluster", Level.OK, "the executors of the cluster can reach the target and the change log")

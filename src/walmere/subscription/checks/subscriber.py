@@ -33,6 +33,7 @@ from walmere.sinks.base import Sink
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
 from walmere.subscription import receiver
+from walmere.subscription.checks.cluster import check_cluster
 from walmere.subscription.checks.target import check_target
 from walmere.subscription.shared.store import refresh_log, store_of_config
 
@@ -43,10 +44,12 @@ _FOUND_BY_SOURCE_CHECKS: Final = (PublicationMissing, SlotLost, SlotMissing, Slo
 """Errors that the checks of the source report."""
 
 
-def check(config: Config, require_java: Callable[[], None], sink: Sink | None = None) -> list[Finding]:
+def check(
+    config: Config, require_java: Callable[[], None], sink: Sink | None = None, *, on_cluster: bool = False
+) -> list[Finding]:
     """Check source, subscriber and, if it is a database, the target.
 
-    `require_java` raises if Spark cannot be started.
+    `require_java` raises if Spark cannot be started. `on_cluster`: whether tasks run on other machines.
     """
     running = Lock.holder(config.changelog)
     with contextlib.suppress(StoreError):  # `_stores` reports it
@@ -61,6 +64,8 @@ def check(config: Config, require_java: Callable[[], None], sink: Sink | None = 
     connected = any(each.name == "connection" and each.level is Level.OK for each in found)
     found += _directories(config)
     found += _stores(config)
+    if on_cluster:
+        found += check_cluster(config)
     if isinstance(sink, PostgresSink):
         found += check_target(config, sink)
     if damaged is not None:
