@@ -432,13 +432,21 @@ def test_of_two_racing_writers_one_wins(store: ObjectStore, tmp_path: Path) -> N
     race(store, tmp_path, 4)
 
 
+@pytest.fixture
+def frequent_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start reads all objects since the last manifest: without this, turns take longer and longer."""
+    monkeypatch.setattr(upload, "MANIFEST_EVERY", 20)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("frequent_manifests")
 def test_of_two_racing_writers_one_wins_a_hundred_times(bucket: Bucket, tmp_path: Path) -> None:
     race(open_store(f"{bucket.url}/log", bucket.options), tmp_path, 100)
 
 
 @pytest.mark.long
-def test_of_two_racing_writers_one_wins_a_hundred_times_on_another_server(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("frequent_manifests")
+def test_of_two_racing_writers_one_wins_a_hundred_times_on_another_server(tmp_path: Path) -> None:
     """versitygw serves requests at the same time, where moto serves one after the other."""
     if (program := versitygw()) is None:
         pytest.skip("no versitygw here: scripts/versitygw gets it")
