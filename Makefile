@@ -30,6 +30,7 @@ test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 test-long: $(READY)   ## the tests that take most of a minute each
 	@scripts/java
 	@scripts/versitygw
+	@scripts/azurite
 	@$(BIN)/walmere warm
 	$(BIN)/pytest -m long --timeout 600 -n $(WORKERS) --dist worksteal
 

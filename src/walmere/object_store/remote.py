@@ -169,9 +169,9 @@ class RemoteStore(ObjectStore):
         place = self.path(prefix)
         offset = self.path(after) if after else None
         with translated(f"listing {self.url}/{prefix}".rstrip("/")):
-            # sorted by the store: all three list by name
+            # sorted by the store: all three list by name. Not every Azure server knows the offset.
             for chunk in obstore.list(self.client, place or None, offset=offset):
-                yield from map(self._stored, chunk)
+                yield from (self._stored(each) for each in chunk if offset is None or each["path"] > offset)
 
     def list_directory(self, prefix: str = "") -> tuple[Sequence[StoredObject], Sequence[str]]:
         import obstore  # noqa: PLC0415

@@ -22,7 +22,7 @@ _REFUSED: Final = re.compile(
 _RETRY: Final = "Walmere retries; if this repeats, see whether the store can be reached"
 CREDENTIALS: Final = (
     "set the credentials in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
-    " GOOGLE_APPLICATIONCREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), or give the machine a role"
+    " GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), or give the machine a role"
 )
 
 
@@ -75,9 +75,10 @@ def translate(error: BaseException, doing: str) -> StoreError:
 
 
 def out_of_range(error: BaseException) -> bool:
-    """Whether a range begins after the end of the object."""
-    status = _STATUS.search(str(error))
-    return status is not None and status[1].startswith("416")
+    """Whether a range begins after the end of the object. The client says so itself, if the server sends no error."""
+    text = str(error)
+    status = _STATUS.search(text)
+    return (status is not None and status[1].startswith("416")) or "Wanted range starting at" in text
 
 
 def readable(error: BaseException) -> str:
