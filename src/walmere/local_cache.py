@@ -27,11 +27,16 @@ def user_cache() -> Path:
 
 def local_cache() -> Path:
     """The directory. It may not exist yet."""
+    return shared_cache() or _of_process(os.getpid())
+
+
+def shared_cache() -> Path | None:
+    """The same, if the other processes of the executor have the same one; None otherwise."""
     if configured := os.environ.get(VARIABLE):
         return Path(configured)
     if (spark := os.environ.get(_SPARK, "").partition(",")[0]) and os.access(spark, os.W_OK):
         return Path(spark, "walmere")
-    return _of_process(os.getpid())
+    return None
 
 
 @functools.cache

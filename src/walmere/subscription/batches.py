@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -145,6 +146,8 @@ class Batches:
                 parts = self._parts(refs)
                 divided *= len(parts)
             commits = len(divided) == 1
+            if store is not None:  # several tasks read the same blocks, or one reads them twice
+                store = replace(store, caches=parts[0] is not None or len(versions) > 1)
             for some, part in zip(divided, parts, strict=True):
                 blocks = Blocks(self._log, some, versions, gathered, store)
                 job = ApplyJob(

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from walmere.changelog.store import block_cache
 from walmere.errors import ChangeLogDamaged, ChangeLogVersion
 from walmere.object_store import ObjectStore, open_store
 from walmere.storage import read_json, write_durably
@@ -92,6 +93,7 @@ class LogStore:
 
     store: ObjectStore
     generation: str
+    caches: bool = False  # whether blocks are kept on the disk of an executor: see `block_cache`
 
     def name(self, number: int) -> str:
         """The name of an object."""
@@ -103,9 +105,18 @@ class LogStore:
 
     def read_block(self, stored: Stored, offset: int, length: int, checksum: int) -> bytes:
         """The bytes of a block of a segment. Raises ChangeLogDamaged."""
-        where, begin = self.url(stored.number), stored.offset + offset
+        begin = stored.offset + offset
+
+        def fetch() -> bytes:
+            return self._fetch(stored.number, begin, length, checksum)
+
+        name = f"{self.generation}-{stored.number}-{begin}"
+        return block_cache.read(name, checksum, fetch) if self.caches else fetch()
+
+    def _fetch(self, number: int, begin: int, length: int, checksum: int) -> bytes:
+        where = self.url(number)
         try:
-            data = self.store.get_range(self.name(stored.number), begin, length)
+            data = self.store.get_range(self.name(number), begin, length)
         except FileNotFoundError:
             raise damaged(where, "the object is missing") from None
         if len(data) != length:
