@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from mirror import Mirror
 from object_stores import ENVIRONMENT, Bucket
 from processes import eventually
 from walmere.errors import SinkMismatch
+from walmere.lsn import Lsn
 from walmere.storage import Lock
 from walmere.testing.cluster import Cluster, session_of
+from walmere.testing.server import free_port
 
 EVENTS = "events"
 
@@ -43,20 +46,23 @@ class Machine(Mirror):
         self.directory = directory
         self.file = directory / "walmere.toml"
         self.output = directory / "output"
-        self._variables = {**ENVIRONMENT, **(variables or {})}
+        self.variables = {**os.environ, **ENVIRONMENT, "SPARK_LOCAL_IP": "127.0.0.1", **(variables or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        self._page = free_port()
         directory.mkdir(mode=0o700)
         (directory / EVENTS).mkdir()
-        given = {
+        self.spark = {
             **cluster.settings,
             "spark.executor.memory": "512m",
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": f"file://{directory / EVENTS}",
             "spark.eventLog.compress": "false",
             "spark.local.dir": str(directory / "local"),
+            "spark.ui.enabled": "true",
+            "spark.ui.port": str(self._page),
             **(spark or {}),
         }
-        settings = "\n".join(f'"{name}" = {json.dumps(value)}' for name, value in given.items())
+        settings = "\n".join(f'"{name}" = {json.dumps(value)}' for name, value in self.spark.items())
         text = mirror.file.read_text().partition("[subscription]")[0]
         self.file.write_text(
             f"""{text}
@@ -83,7 +89,7 @@ master = "{cluster.url}"
                 [sys.executable, "-m", "walmere", *arguments, "-c", str(self.file)],
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **self._variables},
+                env=self.variables,
                 start_new_session=True,
                 cwd=self.directory,
             )
@@ -96,7 +102,7 @@ master = "{cluster.url}"
             text=True,
             check=False,
             timeout=200,
-            env={**os.environ, **self._variables},
+            env=self.variables,
             cwd=self.directory,
         )
 
@@ -152,18 +158,46 @@ master = "{cluster.url}"
                 with contextlib.suppress(ValueError):  # it is just being written
                     yield json.loads(line)
 
-    def executors(self, job: str) -> set[str]:
-        """The executors that have completed tasks of our jobs of this kind: copy, apply, upkeep, verify."""
+    def tasks(self, job: str) -> Iterator[dict[str, Any]]:
+        """What Spark has logged of the tasks of our jobs of this kind (copy, apply, upkeep, verify) that have ended."""
         stages: set[int] = set()
-        found: set[str] = set()
         for event in self.events():
             match event["Event"]:
                 case "SparkListenerJobStart" if f"walmere-{job}-" in event["Properties"].get("spark.job.tags", ""):
                     stages.update(event["Stage IDs"])
                 case "SparkListenerTaskEnd" if event["Stage ID"] in stages:
-                    if event["Task End Reason"]["Reason"] == "Success":
-                        found.add(event["Task Info"]["Executor ID"])
-        return found
+                    yield event
+
+    def hosts(self, job: str) -> set[str]:
+        """The hosts on which tasks of our jobs of this kind were successful."""
+        done = (task for task in self.tasks(job) if task["Task End Reason"]["Reason"] == "Success")
+        return {task["Task Info"]["Host"] for task in done}
+
+    def lost_tasks(self, job: str) -> int:
+        """How many tasks of our jobs of this kind were lost together with their executor."""
+        return sum(task["Task End Reason"]["Reason"] == "ExecutorLostFailure" for task in self.tasks(job))
+
+    def busy_hosts(self) -> set[str]:
+        """The hosts on which a task runs now, as Spark's page says."""
+        with contextlib.suppress(OSError):
+            [application] = self._ask("applications")
+            executors = self._ask(f"applications/{application['id']}/executors")
+            return {each["hostPort"].partition(":")[0] for each in executors if each["activeTasks"]}
+        return set()
+
+    def _ask(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/api/v1/{path}", timeout=5) as answer:
+            return json.load(answer)
+
+    def wait_applied(self, lsn: Lsn, seconds: float = 120) -> None:
+        """Wait until all tables are copied, and applied up to an LSN. Fails if the command ends."""
+
+        def applied() -> bool:
+            self.runs()
+            tables = list(self.tables())
+            return bool(tables) and all(each.follows and each.applied_lsn >= lsn for each in tables)
+
+        eventually(applied, seconds, self.said)
 
     def wait_for(self, what: str, *tables: str, seconds: float = 90) -> None:
         """Wait until these tables are equal to their source. Fails if the command ends."""

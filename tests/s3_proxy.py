@@ -24,6 +24,7 @@ class Asked:
     method: str
     path: str  # without the bucket
     number: int  # how many of this method came before
+    range: str = ""  # of bytes, as HTTP has it
 
     @property
     def changes(self) -> bool:
@@ -109,7 +110,7 @@ class S3Proxy:
         lost, late = False, 0.0
         self.signers |= set(re.findall(r"Credential=([^/]+)/", handler.headers.get("Authorization", "")))
         try:
-            self.rule(Asked(handler.command, path, before))
+            self.rule(Asked(handler.command, path, before, handler.headers.get("Range", "")))
         except Refuse:
             handler.send_response(503)
             handler.send_header("Content-Length", "0")

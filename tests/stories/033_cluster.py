@@ -5,8 +5,15 @@ The workers are processes of another Unix user, with directories of their own. T
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -17,10 +24,15 @@ from machines import Machine
 from mirror import Mirror
 from object_stores import ENVIRONMENT, Bucket
 from processes import eventually
+from s3_proxy import Asked, S3Proxy
 from servers import BINARIES
+from walmere.changelog.store.log_store import LogStore, read_head
+from walmere.changelog.store.objects import numbers_before, read_object
+from walmere.lsn import Lsn
 from walmere.object_store import open_store
-from walmere.testing.cluster import Cluster
+from walmere.testing.cluster import Cluster, Worker
 from walmere.testing.server import LOGICAL, Server
+from workload import MixedLoad
 
 PASSWORD = "the-password-of-the-source"
 SECRETS = (PASSWORD.encode(), ENVIRONMENT["AWS_SECRET_ACCESS_KEY"].encode())
@@ -75,13 +87,52 @@ def machine(source: Database, cluster: Cluster, bucket: Bucket, tmp_path: Path) 
     def make(name: str, **more: object) -> Machine:
         variables = {"PGPASSFILE": str(passwords)}
         spark = {"spark.cores.max": "2", "spark.executor.cores": "1", **more.pop("spark", {})}  # type: ignore[dict-item]
-        found = Machine(mirror, tmp_path / name, bucket, cluster, variables=variables, spark=spark, **more)  # type: ignore[arg-type]
+        place = more.pop("bucket", bucket)
+        found = Machine(mirror, tmp_path / name, place, cluster, variables=variables, spark=spark, **more)  # type: ignore[arg-type]
         made.append(found)
         return found
 
     yield make
     for each in made:
         each.end()
+
+
+def insert_position(source: Database) -> Lsn:
+    return Lsn.parse(source.value("SELECT pg_current_wal_insert_lsn()::text"))
+
+
+def commits(bucket: Bucket, table: str) -> list[int]:
+    """The LSN of every commit that changes rows of a table, in the order of the commits."""
+    store = open_store(f"{bucket.url}/lake/public/{table}/_delta_log", bucket.options)
+    found = []
+    for each in store.list():
+        if re.fullmatch(r"\d{20}\.json", each.name):
+            content, _ = store.get(each.name) or (b"", "")
+            actions = map(json.loads, content.splitlines())
+            found += [action["txn"]["version"] for action in actions if "txn" in action]
+    return found
+
+
+def assert_each_batch_is_there_once(bucket: Bucket, *tables: str) -> None:
+    """A commit that was repeated, or that came late, would have the LSN of one before it, or a lower one."""
+    for table in tables:
+        lsns = commits(bucket, table)
+        assert lsns == sorted(set(lsns)), table
+
+
+def kill_while_it_works(driver: Machine, cluster: Cluster) -> Worker:
+    """kill -9 of a worker on which a task runs."""
+    busy: list[Worker] = []
+
+    def find() -> bool:
+        driver.runs()
+        hosts = driver.busy_hosts()
+        busy[:] = [worker for worker in cluster.workers if worker.host in hosts]
+        return bool(busy)
+
+    eventually(find, 60, driver.said)
+    busy[0].kill()
+    return busy[0]
 
 
 def assert_no_secret(*places: Path) -> None:
@@ -114,8 +165,8 @@ def test_copy_and_changes_are_the_work_of_executors_that_share_nothing_with_the_
             f"INSERT INTO part SELECT {20_000 + number * 500} + i, 0, 'new' FROM generate_series(1, 500) i",
         )
         driver.wait_for("the changes", "item", "part")
-    executors = {"0", "1"}
-    eventually(lambda: driver.executors("copy") == executors and driver.executors("apply") == executors, 30)
+    hosts = {worker.host for worker in cluster.workers}
+    eventually(lambda: driver.hosts("copy") == hosts and driver.hosts("apply") == hosts, 30)
     assert_no_secret(driver.directory, *(worker.directory for worker in cluster.workers))
     driver.stop()
     assert_no_secret(driver.directory)
@@ -123,3 +174,270 @@ def test_copy_and_changes_are_the_work_of_executors_that_share_nothing_with_the_
     for found in store.list():
         content, _ = store.get(found.name) or (b"", "")
         assert not [secret for secret in SECRETS if secret in content], found.name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_workers_that_are_lost_in_the_middle_of_copy_and_batch_lose_and_double_nothing(
+    source: Database, cluster: Cluster, machine: Start, bucket: Bucket
+) -> None:
+    source.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, name text)",
+        "INSERT INTO item SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 600000) i",
+        "CREATE PUBLICATION pub FOR TABLE item",
+    )
+    # all cores: what is lost can only be replaced when the worker is there again
+    driver = machine("driver", spark={"spark.cores.max": "4", "spark.executor.cores": "2"})
+    driver.start("run")
+    eventually(lambda: driver.phase("item") == "d", 90, driver.said)
+    lost = kill_while_it_works(driver, cluster)
+    lost.start()
+    eventually(lambda: driver.phase("item") == "r", 120, driver.said)
+    assert driver.lost_tasks("copy") > 0
+    cluster.wait_for_workers()
+    for turn in range(10):
+        source.execute(f"UPDATE item SET name = repeat(md5(id::text), 4) || '{turn}' WHERE id % 6 = {turn % 6}")
+        lost = kill_while_it_works(driver, cluster)
+        lost.start()
+        driver.wait_applied(insert_position(source))
+        cluster.wait_for_workers()
+        if driver.lost_tasks("apply"):
+            break
+    assert driver.lost_tasks("apply") > 0
+    driver.stop()
+    done = driver.walmere("verify")
+    assert done.returncode == 0, done.stderr
+    assert_each_batch_is_there_once(bucket, "item")
+
+
+def objects_of(bucket: Bucket, epoch: int) -> set[int]:
+    """The numbers of the objects of the log that receivers up to an epoch have put."""
+    store = open_store(f"{bucket.url}/log", bucket.options)
+    head = read_head(store)
+    assert head is not None
+    log = LogStore(store, head[0].generation)
+    found = (read_object(log, number) for number in numbers_before(log, 1 << 60))
+    return {each.header.number for each in found if each is not None and each.header.epoch <= epoch}
+
+
+def epoch_of_log(bucket: Bucket) -> int:
+    head = read_head(open_store(f"{bucket.url}/log", bucket.options))
+    return 0 if head is None else head[0].epoch
+
+
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_a_driver_that_burns_is_replaced_and_a_zombie_changes_nothing(
+    source: Database, cluster: Cluster, machine: Start, bucket: Bucket
+) -> None:
+    """The first machine stops in the middle of its work, the second burns. The first goes on beside the third."""
+    MixedLoad.create(source, "numeric(20, 2)")
+    zombie, burned, last = (machine(name) for name in ("zombie", "burned", "last"))
+
+    def follows(driver: Machine) -> None:
+        driver.wait_applied(Lsn(1))
+        driver.wait_applied(insert_position(source))
+
+    with MixedLoad(source, 17, writers=2, pause=0.2):
+        zombie.start("run")
+        follows(zombie)
+        copied = {each.name: each.snapshot_lsn for each in zombie.tables()}
+        zombie.signal(signal.SIGSTOP)
+        epoch = epoch_of_log(bucket)
+        burned.start("run")
+        follows(burned)
+        assert epoch_of_log(bucket) > epoch
+        burned.burn()
+        last.start("run")
+        last.wait_applied(Lsn(1))
+        of_zombie = objects_of(bucket, epoch)
+        zombie.signal(signal.SIGCONT)
+        assert zombie.ended(90) == 1
+        assert re.search("another (driver|receiver) has taken over", zombie.said()), zombie.said()
+        follows(last)
+    assert objects_of(bucket, epoch) <= of_zombie, "it has put nothing"
+    assert {each.name: each.snapshot_lsn for each in last.tables()} == copied, "no table was copied again"
+    last.stop()
+    done = last.walmere("verify")
+    assert done.returncode == 0, done.stderr
+    assert_each_batch_is_there_once(bucket, *MixedLoad.TABLES)
+
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.task.duration.threshold": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.efficiency.enabled": "false",
+}
+DYNAMIC_ALLOCATION = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.maxExecutors": "2",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+}
+
+
+def second_attempts(driver: Machine) -> int:
+    """How many tasks have got a second attempt while the first one was running."""
+    return sum(task["Task Info"]["Speculative"] for job in ("copy", "apply") for task in driver.tasks(job))
+
+
+def removed_executors(driver: Machine) -> int:
+    return sum(event["Event"] == "SparkListenerExecutorRemoved" for event in driver.events())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        pytest.param(SPECULATION, second_attempts, id="speculation"),
+        pytest.param(DYNAMIC_ALLOCATION, removed_executors, id="dynamic allocation"),
+    ],
+)
+def test_speculation_and_dynamic_allocation_change_nothing_in_the_result(
+    source: Database,
+    machine: Start,
+    bucket: Bucket,
+    settings: Mapping[str, str],
+    count: Callable[[Machine], int],
+) -> None:
+    source.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, name text)",
+        "INSERT INTO item SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 100000) i",
+        "CREATE PUBLICATION pub FOR TABLE item",
+    )
+    driver = machine("driver", spark={"spark.cores.max": "4", "spark.executor.cores": "2", **settings})
+    driver.start("run")
+    eventually(lambda: driver.phase("item") == "r", 120, driver.said)
+
+    def more_than(before: int) -> bool:
+        return count(driver) > before
+
+    for turn in range(3):
+        before = count(driver)
+        source.execute(
+            f"UPDATE item SET name = 'changed {turn}' WHERE id % 4 = {turn}", "DELETE FROM item WHERE id % 10 = 9"
+        )
+        driver.wait_applied(insert_position(source))
+        eventually(partial(more_than, before), 60, driver.said)
+    driver.stop()
+    driver.assert_equal("item")
+    assert_each_batch_is_there_once(bucket, "item")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_blocks_of_the_log_that_several_tasks_of_an_executor_read_are_fetched_once(
+    source: Database, machine: Start, bucket: Bucket
+) -> None:
+    """A large batch of updates is divided by key, so each of its tasks reads all its blocks."""
+    source.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, name text)",
+        "INSERT INTO item SELECT i, md5(i::text) FROM generate_series(1, 100000) i",
+        "CREATE PUBLICATION pub FOR TABLE item",
+    )
+    fetched: Counter[tuple[str, str]] = Counter()
+
+    def count(asked: Asked) -> None:
+        if asked.method == "GET" and "/log/" in asked.path and not asked.range.startswith("bytes=0-"):
+            fetched[asked.path, asked.range] += 1
+
+    with S3Proxy(bucket) as proxy:
+        driver = machine("driver", spark={"spark.executor.cores": "2"}, bucket=proxy.bucket)  # one executor
+        driver.start("run")
+        driver.wait_applied(insert_position(source))
+        proxy.rule = count
+        source.execute("UPDATE item SET name = repeat(md5(id::text), 5)")
+        driver.wait_applied(insert_position(source))
+        driver.stop()
+    jobs = [task["Stage ID"] for task in driver.tasks("apply")]
+    assert max(map(jobs.count, jobs)) == 2, "two tasks"
+    assert fetched
+    assert set(fetched.values()) == {1}
+
+
+NOTEBOOK = """
+import json, sys, threading, time
+import walmere
+from pyspark.sql import SparkSession
+
+given = json.loads(sys.argv[1])
+builder = SparkSession.builder.master(given["master"])
+for name, value in given["settings"].items():
+    builder = builder.config(name, value)
+context = builder.getOrCreate().sparkContext
+found, done = {"jobs": 0}, threading.Event()
+
+def compute():
+    context.addJobTag("theirs")
+    while not done.is_set():
+        assert context.parallelize(range(8), 2).map(lambda number: time.sleep(0.1) or number).sum() == 28
+        found["jobs"] += 1
+
+theirs = threading.Thread(target=compute)
+theirs.start()
+subscription = walmere.Subscription(given["file"])
+running = threading.Thread(target=subscription.run)
+running.start()
+sys.stdin.readline()
+subscription.stop()
+running.join()
+found["during"] = found["jobs"]
+subscription.run(once=True)
+found["equal"] = subscription.verify().equal
+done.set()
+theirs.join()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_in_a_session_of_somebody_else_only_our_own_jobs_are_cancelled(
+    source: Database, cluster: Cluster, machine: Start
+) -> None:
+    """A notebook computes all the time. A run in it is stopped in the middle of a copy, then started again."""
+    source.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, name text)",
+        "INSERT INTO item SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 600000) i",
+        "CREATE PUBLICATION pub FOR TABLE item",
+    )
+    driver = machine("notebook")
+    settings = {**driver.spark, "spark.cores.max": "4", "spark.executor.cores": "2", "spark.pyspark.python": "python3"}
+    given = {"master": cluster.url, "settings": settings, "file": str(driver.file)}
+    notebook = subprocess.Popen(
+        [sys.executable, "-c", NOTEBOOK, json.dumps(given)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**driver.variables, "PYSPARK_PYTHON": "python3", "PYSPARK_DRIVER_PYTHON": sys.executable},
+        cwd=driver.directory,
+    )
+    try:
+        copying = "SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND usename = 'app' AND query LIKE 'COPY %'"
+        eventually(lambda: source.rows(copying) or notebook.poll() is not None, 90)
+        out, error = notebook.communicate("\n", timeout=240)
+    finally:
+        notebook.kill()
+        notebook.wait()
+    assert notebook.returncode == 0, error
+    found = json.loads(out.splitlines()[-1])
+    assert found["equal"]
+    assert found["jobs"] > found["during"] > 0
+    whose: dict[int, str] = {}
+    results: dict[int, str] = {}
+    for event in driver.events():
+        if event["Event"] == "SparkListenerJobStart":
+            tags = event["Properties"].get("spark.job.tags", "")  # Spark adds some of its own
+            whose[event["Job ID"]] = " ".join(re.findall(r"\b(theirs|walmere-\w+)-?", tags)) or str(event["Properties"])
+        elif event["Event"] == "SparkListenerJobEnd":
+            results[event["Job ID"]] = event["Job Result"]["Result"]
+    assert set(whose.values()) == {"theirs", *(f"walmere-{job}" for job in ("check", "copy", "apply", "verify"))}
+    cancelled = {whose[job] for job, result in results.items() if result != "JobSucceeded"}
+    assert cancelled == {"walmere-copy"}

@@ -25,6 +25,7 @@ from pyspark import SparkContext
 from walmere.errors import ExecutorUnsuitable, SparkError
 from walmere.spark.daemon import MODULE
 from walmere.spark.interpreters import is_local
+from walmere.spark.placement import tagged
 from walmere.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -112,7 +113,8 @@ def _ask(context: SparkContext) -> Iterable[str]:
     tasks = max(2, context.defaultParallelism)
     items = context._jsc.parallelize(list(range(tasks)), tasks)
     try:
-        return list(items.pipe([context.pythonExec, "-c", _PROGRAM], context.environment).collect())
+        with tagged(context, "check"):
+            return list(items.pipe([context.pythonExec, "-c", _PROGRAM], context.environment).collect())
     except Py4JJavaError as error:
         text = str(error.java_exception)
         raise translate(text) or SparkError(_DOING, text.partition("\n")[0]) from None

@@ -1,8 +1,9 @@
 """A Spark cluster on this machine: a standalone master and workers, as processes of another Unix user.
 
 Each worker has a directory of its own, and cannot read what only the user of the tests can read. So a test sees what a
-task needs from the driver's machine. Everything listens on 127.0.0.1, on free ports. Only root can start processes of
-another user; for other users, the cluster runs as the user of the tests.
+task needs from the driver's machine. The master listens on 127.0.0.1, each worker on another loopback address: to Spark
+they are different hosts. Only root can start processes of another user; for other users, the cluster runs as the user
+of the tests.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ _POLL: Final = 0.05
 class Worker:
     """One machine of the cluster."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.directory = cluster.private(name)
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.directory = cluster.private(f"worker{number}")
+        self.host = f"127.0.0.{number + 2}"
         self._cluster = cluster
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the worker, which registers with the master."""
-        arguments = ["--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self.directory)]
+        """Start the worker, which registers with the master. Also after it was killed."""
+        arguments = ["--host", self.host, "--webui-port", "0", "--work-dir", str(self.directory)]
         arguments += ["--cores", str(self._cluster.cores), "--memory", self._cluster.memory, self._cluster.url]
-        self._process = self._cluster.java(self.directory, "org.apache.spark.deploy.worker.Worker", *arguments)
+        main = "org.apache.spark.deploy.worker.Worker"
+        self._process = self._cluster.java(self.directory, main, *arguments, host=self.host)
 
     @property
     def pids(self) -> list[int]:
@@ -82,7 +85,7 @@ class Cluster:
         self._variables = dict(variables or {})
         self._port, self._page = free_port(), free_port()
         self._master: subprocess.Popen[bytes] | None = None
-        self.workers = [Worker(self, f"worker{number}") for number in range(workers)]
+        self.workers = [Worker(self, number) for number in range(workers)]
 
     @property
     def url(self) -> str:
@@ -100,6 +103,10 @@ class Cluster:
         self._master = self.java(self.private("master"), "org.apache.spark.deploy.master.Master", *arguments)
         for worker in self.workers:
             worker.start()
+        self.wait_for_workers()
+
+    def wait_for_workers(self) -> None:
+        """Wait until all workers are registered."""
         self.wait(lambda: self.state().get("aliveworkers") == len(self.workers), "its workers to register")
 
     def state(self) -> dict[str, Any]:
@@ -140,7 +147,7 @@ class Cluster:
             os.chown(directory, self.account.pw_uid, self.account.pw_gid)
         return directory
 
-    def java(self, directory: Path, main: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def java(self, directory: Path, main: str, *arguments: str, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
         """Start one of Spark's programs, in a session of its own. Its output is in the file `log` of the directory."""
         home = self.environment.spark_home
         java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else Path("java")
@@ -149,7 +156,7 @@ class Cluster:
             "HOME": str(directory),
             "SPARK_HOME": str(home),
             "SPARK_SCALA_VERSION": "2.13",
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": host,
             "SPARK_LOCAL_DIRS": str(directory),
             **{name: os.environ[name] for name in ("JAVA_HOME", "LANG", "LC_ALL") if name in os.environ},
             **self.environment.variables,
