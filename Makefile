@@ -51,7 +51,7 @@ reference: $(READY)  ## make the pages of docs/reference that follow from the co
 
 bench: $(READY)  ## every benchmark, side by side with the limit tools: two hours
 	@scripts/java
-	@missed=0; for each in receive snapshot stream changes verify updates postgres; do $(BIN)/python -m bench.$$each || missed=1; done; exit $$missed
+	@missed=0; for each in receive snapshot stream changes verify updates postgres store cluster; do $(BIN)/python -m bench.$$each || missed=1; done; exit $$missed
 
 bench-receive: $(READY)  ## receiving, side by side with pg_recvlogical
 	$(BIN)/python -m bench.receive

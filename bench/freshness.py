@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +27,8 @@ import psycopg
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from matplotlib import pyplot
+
+from walmere.object_store import open_store
 
 mpl.use("agg")
 
@@ -68,6 +70,38 @@ def _poll(dsn: str, query: str, count: int, seconds: float) -> Times:
                 when[done : newest + 1] = time.time()
                 done = newest + 1
             time.sleep(POLL)
+    return when
+
+
+@contextmanager
+def polling_commits(table: str, options: Mapping[str, str], count: int, seconds: float) -> Iterator[Future[Times]]:
+    """The same for a Delta table in an object store: polls for its next commit, because a store has only whole seconds.
+
+    Needs statistics of column `number`.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(_ready).result()
+        yield pool.submit(_poll_commits, table, dict(options), count, seconds)
+
+
+def _poll_commits(table: str, options: Mapping[str, str], count: int, seconds: float) -> Times:
+    store = open_store(f"{table}/_delta_log", options)
+    when = np.full(count, np.inf)
+    done = version = 0
+    deadline = time.time() + seconds
+    while done < count and time.time() < deadline:
+        found = store.get(f"{version:020d}.json")
+        if found is None:
+            time.sleep(POLL)
+            continue
+        seen = time.time()
+        version += 1
+        actions = map(json.loads, found[0].splitlines())
+        files = [json.loads(action["add"]["stats"]) for action in actions if "add" in action]
+        newest = max((each["maxValues"].get("number", -1) for each in files), default=-1)
+        if newest >= done:
+            when[done : newest + 1] = seen
+            done = newest + 1
     return when
 
 

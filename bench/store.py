@@ -32,6 +32,7 @@ from walmere.subscription.receiver import Receiver
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from object_stores import ENVIRONMENT, Bucket, S3Server, VersityServer, versitygw
 
+__all__ = ["ENVIRONMENT", "WALMERE", "Bucket", "s3", "with_store"]
 WALMERE = Path(sys.executable).parent / "walmere"
 
 
