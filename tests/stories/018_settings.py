@@ -9,8 +9,10 @@ import psycopg
 import pytest
 
 from conftest import Database
+from delta_rows import read_delta
 from mirror import Mirror
 from processes import eventually
+from walmere import Subscription
 from walmere.errors import WalmereError
 from walmere.publisher.check import check
 from walmere.publisher.finding import Level
@@ -61,6 +63,30 @@ def test_names_and_values_come_through_from_a_database_of_another_encoding(encod
     mirror.run_once()
     mirror.assert_equal("Bücher & Co", schema="été", **published)
     assert mirror.delta("Bücher & Co", "été").schema().to_arrow().names == ["Schlüssel", "Größe", "ÿ", "Maß"]
+
+
+def test_bytes_that_are_not_utf8_are_rejects_from_a_copy_and_from_the_stream(server18: Server, tmp_path: Path) -> None:
+    database = Database(server18, "ENCODING 'SQL_ASCII' TEMPLATE template0")
+    try:
+        database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, note text)",
+            "INSERT INTO t VALUES (1, E'caf\\xe9 \\\\ \\xff'), (2, 'fine')",
+            "CREATE PUBLICATION pub FOR TABLE t",
+        )
+        mirror = Mirror(database, tmp_path)
+        mirror.run_once()
+        database.execute("INSERT INTO t VALUES (3, E'\\xfe')", "UPDATE t SET note = E'\\xc3' WHERE id = 2")
+        mirror.run_once()
+        assert mirror.rows("t") == {(1, None): 1, (2, None): 1, (3, None): 1}
+        rejects = read_delta(mirror.delta("t", "_rejects.public")).select(["key", "column", "value"])
+        assert sorted(tuple(row.values()) for row in rejects.to_pylist()) == [
+            ('{"id": "1"}', "note", r"caf\xe9 \ \xff"),
+            ('{"id": "2"}', "note", r"\xc3"),
+            ('{"id": "3"}', "note", r"\xfe"),
+        ]
+        assert Subscription(mirror.file).verify().equal
+    finally:
+        database.drop()
 
 
 LOOKS = {

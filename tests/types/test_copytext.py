@@ -52,3 +52,8 @@ def test_another_number_of_columns_is_refused_without_showing_the_row() -> None:
         copytext.read(b"1\tsecret\t3\n", ["a", "b"])
     assert "secret" not in str(refused.value)
     assert refused.value.__suppress_context__
+
+
+def test_bytes_that_are_not_utf8_stay_what_they_are_beside_a_backslash() -> None:
+    data = b"\xff\\\\\xff1\n\xff0\\\\0\\t\n"
+    assert copytext.read(data, ["a"])["a"].to_pylist() == [b"\xff\\\xff1", b"\xff0\\0\t"]

@@ -1,6 +1,7 @@
 """Rejects: a value that the target's type cannot hold is NULL in the table, and its text is in the rejects table.
 
 Each mirrored table has its own rejects table, with LSN, key of the row, column and text, so that no value is lost.
+Bytes that are not UTF-8 are written as backslash escapes.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Rejects:
         taken = text.take(pa.array(rows))
         keys: list[dict[str, Any]] = taken.select(list(self._key)).to_pylist() if self._key else [{}] * len(rows)
         for row, key, value in zip(rows, keys, taken.column(name).to_pylist(), strict=True):
-            shown = {column: None if part is None else part.decode() for column, part in key.items()}
-            self._found.append((int(lsn[row]), json.dumps(shown, ensure_ascii=False), name, value.decode()))
+            shown = {column: None if part is None else _readable(part) for column, part in key.items()}
+            self._found.append((int(lsn[row]), json.dumps(shown, ensure_ascii=False), name, _readable(value)))
 
     def rows(self) -> pa.RecordBatch:
         """The rejects, as rows of the rejects table."""
@@ -70,3 +71,7 @@ class Rejects:
             [pa.array(column, field.type) for column, field in zip(columns, self.SCHEMA, strict=True)],
             schema=self.SCHEMA,
         )
+
+
+def _readable(value: bytes) -> str:
+    return value.decode(errors="backslashreplace")

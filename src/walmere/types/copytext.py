@@ -22,7 +22,9 @@ COPY_OPTIONS: Final = "FORMAT text, DELIMITER E'\\t', NULL '\\N', ENCODING 'UTF8
 """The options of COPY … TO STDOUT. The defaults are written too, because `read` relies on them."""
 
 _BOM: Final = b"\xef\xbb\xbf"
-_BACKSLASH: Final = b"\xff"  # never in UTF-8: it replaces an escaped backslash until the other escapes are removed
+_MARK: Final = b"\xff"  # never in UTF-8, but a database without an encoding may have it: then it is marked, too
+_BACKSLASH: Final = _MARK + b"1"  # replaces an escaped backslash until the other escapes are removed
+_MARKED: Final = _MARK + b"0"
 _ESCAPED: Final = (
     (rb"\\", _BACKSLASH),
     (rb"\b", b"\b"),
@@ -75,12 +77,19 @@ def read(data: bytes | bytearray | memoryview | pa.Buffer, names: Sequence[str])
             "reading rows from COPY", f"they do not have {len(names)} columns", "the table may have been altered"
         ) from None
     for index, column in enumerate(table.columns):
-        if any(b"\\" in memoryview(chunk.buffers()[2] or b"").tobytes() for chunk in column.chunks):
+        if _has(column, b"\\"):
             table = table.set_column(index, table.schema.field(index), _unescaped(column))
     return table
 
 
 def _unescaped(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    odd = _has(column, _MARK)
+    if odd:
+        column = pc.replace_substring(column, _MARK, _MARKED)
     for escaped, plain in _ESCAPED:
         column = pc.replace_substring(column, escaped, plain)
-    return column
+    return pc.replace_substring(column, _MARKED, _MARK) if odd else column
+
+
+def _has(column: pa.ChunkedArray, byte: bytes) -> bool:
+    return any(byte in memoryview(chunk.buffers()[2] or b"").tobytes() for chunk in column.chunks)

@@ -66,7 +66,7 @@ class SourcePiece:
             for place, texts in found.rejected.items():
                 if (name := schema.names[place]) in task.table.key:
                     raise rejected_key(name)
-                rejects.update(text.decode(errors="replace") for text in texts.unique().to_pylist())
+                rejects.update(text.decode(errors="backslashreplace") for text in texts.unique().to_pylist())
             yield found.batch
 
 
