@@ -137,6 +137,16 @@ class Source(_Section):
         return value
 
 
+class SourceAddress(_Section):
+    """The server of the source, for a reader of the log that only looks something up there."""
+
+    section: ClassVar[str] = "source"
+
+    dsn: SecretStr
+    password: SecretStr | None = None
+    timeout: float = 60.0
+
+
 class SubscriptionSettings(_Section):
     """The subscription's name, state directory and change log."""
 

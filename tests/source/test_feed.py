@@ -84,3 +84,11 @@ def test_a_slot_that_somebody_has_is_waited_for_but_not_for_ever(
         feed = Feed(publisher, tmp_path / "ours", "query-q")
         with pytest.raises(SlotInUse):
             feed.receive_now()
+
+
+def test_a_query_that_only_looks_up_types_has_neither_slot_nor_publications(database_under_test: Database) -> None:
+    database_under_test.execute("CREATE TYPE mood AS ENUM ('sad', 'ok')")
+    oid = database_under_test.value("SELECT 'mood'::regtype::oid::int8")
+    server = SourceServer.of(database_under_test.dsn, (), "")
+    assert not hasattr(server.address, "slot")
+    assert server.types([oid])[oid].name == "mood"

@@ -8,7 +8,7 @@ import pytest
 
 from walmere.errors import ConfigError
 from walmere.lsn import Lsn
-from walmere.source.options import SourceOptions, parse
+from walmere.source.options import SourceOptions, parse, refuse
 
 OWN = {"dsn": "host=db", "publications": "a, b", "slot": "s"}
 
@@ -55,3 +55,10 @@ def test_what_is_not_understood_is_refused_with_a_hint(given: dict[str, str]) ->
     with pytest.raises(ConfigError) as refused:
         parse(given)
     assert refused.value.hint
+
+
+def test_options_without_effect_are_refused() -> None:
+    given = {"path": "/log", "maxbytespertrigger": "1m"}
+    refuse({"path": "/log"}, ("maxBytesPerTrigger",), "streams")
+    with pytest.raises(ConfigError, match="option maxBytesPerTrigger is only for streams"):
+        refuse(given, ("maxBytesPerTrigger", "availableNow"), "streams")

@@ -468,7 +468,10 @@ def test_what_is_wrong_is_said_with_what_to_do(database18: Database, tmp_path: P
     for options, expected in zip(later, (r"it begins at", r"it ends at"), strict=True):
         with pytest.raises(AnalysisException, match=expected):
             queries.read("t", **options)
-    with pytest.raises(StreamingQueryException, match="endingLsn is for batch reads"):
+    for only_streams in ({"maxBytesPerTrigger": "1m"}, {"availableNow": "true"}):
+        with pytest.raises(AnalysisException, match=r"option \w+ is only for streams"):
+            queries.read("t", **only_streams)
+    with pytest.raises(StreamingQueryException, match="endingLsn is only for batch reads"):
         queries.available_now(queries.stream("t", endingLsn="0/1"), "ending")
     dsn = database.dsn.replace("postgres@", "postgres:s3cret@").replace(f":{database.server.port}", ":1")
     own = {"dsn": dsn, "publications": "pub", "slot": "other", "directory": str(tmp_path / "own"), "table": "t"}

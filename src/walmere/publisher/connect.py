@@ -18,7 +18,6 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq.abc import PGresult
 
-from walmere.config import Source
 from walmere.errors import (
     AccessRefused,
     ColumnListsDiffer,
@@ -31,14 +30,14 @@ from walmere.errors import (
     SourceUnavailable,
     TableLocked,
 )
-from walmere.libpq import Scrub, conninfo_of, describe, scrubber, settings
+from walmere.libpq import Address, Scrub, conninfo_of, describe, scrubber, settings
 from walmere.publisher.capabilities import Capabilities
 from walmere.publisher.silence import WatchedConnection, silence_of
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-def connect(source: Source, application_name: str, *, replication: bool = False) -> WatchedConnection:
+def connect(source: Address, application_name: str, *, replication: bool = False) -> WatchedConnection:
     """Open an ordinary connection, or one for logical replication."""
     more = {"replication": "database"} if replication else {}
     with translate_errors(source, f"connecting to {describe(source)}"):
@@ -64,7 +63,7 @@ def capabilities(connection: Connection) -> Capabilities:
 
 
 @contextmanager
-def translate_errors(source: Source, doing: str) -> Iterator[None]:
+def translate_errors(source: Address, doing: str) -> Iterator[None]:
     """Convert errors of psycopg to SourceError, without passwords."""
     try:
         yield

@@ -22,7 +22,7 @@ from pydantic import SecretStr, ValidationError
 
 from walmere import paths
 from walmere.changelog.manifest import NAME, Manifest, summarise
-from walmere.config import PREFIX, Config, Source, SubscriptionSettings
+from walmere.config import PREFIX, Config, Source, SourceAddress, SubscriptionSettings
 from walmere.definition import PublishedColumn
 from walmere.errors import ChangeLogInUse, ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
@@ -46,36 +46,39 @@ SOURCE_WAIT: Final = 60.0
 class SourceServer:
     """The source of a query. Errors never show its connection string."""
 
-    source: Source
+    address: SourceAddress | Source  # a Source, if the query receives by itself
+    publications: tuple[str, ...] = ()  # empty: the query only looks up types
 
     @classmethod
     def of(cls, dsn: str, publications: tuple[str, ...], slot: str) -> SourceServer:
         """Check the options. Raises ConfigError, which does not show their values."""
-        password = os.environ.get(f"{PREFIX}SOURCE__PASSWORD")
+        secret = os.environ.get(f"{PREFIX}SOURCE__PASSWORD")
+        password = None if secret is None else SecretStr(secret)
         try:
-            return cls(
-                Source(
-                    dsn=SecretStr(dsn),
-                    password=None if password is None else SecretStr(password),
-                    # not given, and not used, if the query only looks up types
-                    publications=publications or ("none",),
-                    slot=slot or "none",
-                )
-            )
+            if slot:
+                source = Source(dsn=SecretStr(dsn), password=password, publications=publications, slot=slot)
+                return cls(source, publications)
+            return cls(SourceAddress(dsn=SecretStr(dsn), password=password), publications)
         except ValidationError as error:
             [first, *_] = error.errors(include_url=False, include_input=False)
             wrong = str(first["msg"]).removeprefix("Value error, ")
             raise ConfigError(_DOING, f"option {first['loc'][0]}: {wrong}", "correct the option") from None
 
+    @property
+    def source(self) -> Source:
+        """What a query with a slot of its own receives from."""
+        assert isinstance(self.address, Source)
+        return self.address
+
     def columns(self, schema: str, name: str) -> tuple[Lsn, tuple[PublishedColumn, ...]] | None:
         """The current LSN and columns of a published table; None if it is not published."""
         with (
-            closing(connect(self.source, "walmere pgoutput")) as connection,
-            translate_errors(self.source, f"reading the columns of table {schema}.{name}"),
+            closing(connect(self.address, "walmere pgoutput")) as connection,
+            translate_errors(self.address, f"reading the columns of table {schema}.{name}"),
         ):
             now = catalog.insert_position(connection)
-            catalog.require_publications(connection, self.source.publications)
-            for table in catalog.published_tables(connection, self.source.publications):
+            catalog.require_publications(connection, self.publications)
+            for table in catalog.published_tables(connection, self.publications):
                 if (table.schema, table.name) == (schema, name):
                     return now, columns_of(connection, table.oid, table.columns)
         return None
@@ -83,16 +86,16 @@ class SourceServer:
     def types(self, oids: Iterable[int]) -> dict[int, PgType]:
         """Types that are not built in."""
         with (
-            closing(connect(self.source, "walmere pgoutput")) as connection,
-            translate_errors(self.source, "reading types"),
+            closing(connect(self.address, "walmere pgoutput")) as connection,
+            translate_errors(self.address, "reading types"),
         ):
             return catalog.types_of(connection, oids)
 
     def position(self) -> Lsn:
         """The current LSN of the source."""
         with (
-            closing(connect(self.source, "walmere pgoutput")) as connection,
-            translate_errors(self.source, "reading the current LSN of the source"),
+            closing(connect(self.address, "walmere pgoutput")) as connection,
+            translate_errors(self.address, "reading the current LSN of the source"),
         ):
             return catalog.insert_position(connection)
 

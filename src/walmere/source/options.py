@@ -83,6 +83,13 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
     return options
 
 
+def refuse(given: Mapping[str, str], names: tuple[str, ...], only_for: str) -> None:
+    """Refuse options that would have no effect in this query. Raises ConfigError."""
+    found = [name for name in names if name.lower() in {each.lower() for each in given}]
+    if found:
+        raise _error(f"option {', '.join(found)} is only for {only_for}", "remove it")
+
+
 def default_directory(slot: str) -> Path:
     """Where a query keeps its log without option directory."""
     state = os.environ.get("XDG_STATE_HOME")

@@ -27,11 +27,11 @@ from collections.abc import Mapping
 
 from pyspark.sql.types import StructType
 
-from walmere.errors import ChangeLogError, ChangeLogMismatch, ConfigError
+from walmere.errors import ChangeLogError, ChangeLogMismatch
 from walmere.lsn import Lsn
 from walmere.source.change_rows import ReadJob
 from walmere.source.log import QueryLog, end_of
-from walmere.source.options import parse
+from walmere.source.options import parse, refuse
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ def schema_of(given: Mapping[str, str]) -> StructType:
 
 def plan_once(given: Mapping[str, str], schema: StructType) -> list[ReadJob]:
     """What the tasks of a batch query read: the whole log, or the part between two LSNs."""
+    refuse(given, ("maxBytesPerTrigger", "availableNow"), "streams (readStream)")
     options = parse(given)
     log = QueryLog(options)
     log.require_log_of_slot()
@@ -65,12 +66,9 @@ class StreamQuery:
     """A streaming query. Runs in a Python process beside the driver."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        refuse(given, ("endingLsn",), "batch reads (read)")
         self._log = QueryLog(parse(given))
         options = self._log.options
-        if options.ending is not None:
-            raise ConfigError(
-                "reading a stream with format pgoutput", "option endingLsn is for batch reads", "remove it"
-            )
         self._log.require_columns(schema)
         self._feed = self._log.feed()
         self._reader = self._log.lock_reader()
