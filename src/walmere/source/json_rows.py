@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from walmere.changelog.decoded import REJECTS, DecodedRows, Rejected
 from walmere.pgoutput.columns import KEY
 from walmere.pgoutput.messages import Relation
-from walmere.source.change_rows import CHANGE, CHANGE_NAMES, REJECTS, DecodedRows, Rejected, change_column
+from walmere.source.change_rows import CHANGE, CHANGE_NAMES, change_column
 from walmere.types import PgType
 from walmere.types.base import Codec, Mask, without
 from walmere.types.codec import codec

@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from walmere.changelog.decoded import REJECTS, DecodedRows, Rejected
 from walmere.errors import CastError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.columns import UPDATE
 from walmere.pgoutput.messages import Relation
-from walmere.source.change_rows import CHANGE, CHANGE_NAMES, REJECTS, DecodedRows, OutputColumn, Rejected, change_column
+from walmere.source.change_rows import CHANGE, CHANGE_NAMES, OutputColumn, change_column
 from walmere.types import PgType
 from walmere.types.base import Cast, Codec, as_mask, without
 from walmere.types.codec import codec, is_toastable

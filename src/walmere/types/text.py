@@ -34,3 +34,12 @@ class Text(Codec):
             except UnicodeDecodeError:
                 rejected[index] = True
         return Cast(without(text, rejected).cast(self.arrow), rejected)
+
+
+def readable(text: pa.Array) -> pa.Array:
+    """Rejected text as strings. Bytes that are not UTF-8 are shown as backslash escapes."""
+    try:
+        return text.cast(pa.string())
+    except pa.ArrowInvalid:
+        values = text.to_pylist()
+        return pa.array([each and each.decode(errors="backslashreplace") for each in values], pa.string())
