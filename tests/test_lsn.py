@@ -50,3 +50,11 @@ def test_it_orders_as_the_log_does_and_subtracts_to_bytes() -> None:
 def test_it_pickles_as_an_lsn() -> None:
     again = pickle.loads(pickle.dumps(Lsn(5)))
     assert (type(again), again) == (Lsn, 5)
+
+
+def test_the_constructor_takes_what_repr_shows() -> None:
+    lsn = Lsn("16/B374D848")
+    assert eval(repr(lsn)) == lsn == Lsn.parse("16/B374D848")
+    assert Lsn("0/0") == 0
+    with pytest.raises(ValueError, match="is not an LSN"):
+        Lsn("soon")

@@ -17,7 +17,10 @@ class Lsn(int):
 
     __slots__ = ()
 
-    def __new__(cls, value: int = 0) -> Lsn:
+    def __new__(cls, value: int | str = 0) -> Lsn:
+        """From a number of bytes, or from text as PostgreSQL prints it. Raises ValueError."""
+        if isinstance(value, str):
+            return cls.parse(value)
         if not 0 <= value < 1 << 64:
             raise ValueError(f"{value} is not an LSN: an LSN has 64 bits")
         return super().__new__(cls, value)

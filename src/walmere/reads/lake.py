@@ -251,7 +251,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _lsn(lsn: Lsn | str) -> Lsn:
     try:
-        return Lsn.parse(lsn) if isinstance(lsn, str) else Lsn(lsn)
+        return Lsn(lsn)
     except ValueError as error:
         raise ConfigError("reading a lake as of an LSN", str(error)) from None
 
