@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from walmere import config as configuration
 from walmere import paths
@@ -68,7 +68,10 @@ class Subscription:
         if isinstance(self.config.target, PostgresTarget):
             check_dsn(self.config.target)
         self._worker: Receiver | Launcher | None = None
-        self._stopping = threading.Event()
+        self._works = False  # whether `run` or `receive` is running
+        self._stopping = threading.Event()  # ends it, or the next one
+        self._stops = 0  # calls of `stop`: each ends the iterators of `transactions` that there are
+        self._followers = 0
 
     @property
     def directory(self) -> Path:
@@ -157,20 +160,21 @@ class Subscription:
         with doing, closing(connect(self.config.source, "walmere")) as connection:
             return catalog.insert_position(connection)
 
-    def receive(self, until: Lsn | None = None, *, once: bool = False) -> Lsn:
+    def receive(self, until: Lsn | str | None = None, *, once: bool = False) -> Lsn:
         """Receive into the change log until stopped, or until everything before an LSN is durable. Returns the LSN.
 
         `once`: until everything that the source has committed by now is durable.
         """
         from walmere.subscription.receiver import Receiver
 
+        until = _lsn(until)
         require_usable(self.directory)
         with self._stoppable():
             return self._work(Receiver(self.config), self._until(until, once)) or INVALID_LSN
 
     def run(
         self,
-        until: Lsn | None = None,
+        until: Lsn | str | None = None,
         *,
         once: bool = False,
         on_progress: OnProgress | None = None,
@@ -183,6 +187,7 @@ class Subscription:
         has a new position or phase. `take_over`: take over tables of the target that belong to another subscription;
         they are copied again. `receives`: False if `walmere receive` on another machine writes to the same store.
         """
+        until = _lsn(until)
         if not receives and self.config.subscription.store is None:
             wrong = "without a receiver, the changes come from a store, and subscription.store is not set"
             raise ConfigError("running the subscription", wrong, "set subscription.store")
@@ -217,8 +222,13 @@ class Subscription:
                 _log.warning("%s: %s; using the local copy", error.doing, error.wrong)
 
     def stop(self) -> None:
-        """End `run` or `receive` soon; if neither is running, end the next call at once. Safe in a signal handler."""
-        self._stopping.set()
+        """End `run`, `receive` or `transactions(follow=True)` soon; if none is running, end the next call at once.
+
+        Safe in a signal handler.
+        """
+        self._stops += 1
+        if self._works or not self._followers:
+            self._stopping.set()
         if self._worker is not None:
             self._worker.stop()
 
@@ -231,9 +241,11 @@ class Subscription:
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
         """Forget the worker and a call of `stop` at the end, so that the next `run` is not stopped too."""
+        self._works = True
         try:
             yield
         finally:
+            self._works = False
             self._worker = None
             self._stopping.clear()
 
@@ -250,8 +262,9 @@ class Subscription:
             raise ConfigError("reading the arguments", "once and until cannot be given together", "give one")
         return self.source_position()
 
-    def skip(self, lsn: Lsn) -> None:
+    def skip(self, lsn: Lsn | str) -> None:
         """Leave out the transaction with this commit LSN, as ALTER SUBSCRIPTION … SKIP."""
+        lsn = _lsn(lsn)
         if not isinstance(self.config.target, PostgresTarget):
             raise ConfigError("skipping a transaction", "only a database as the target can skip one")
         if (store := self._store()) is not None:
@@ -264,24 +277,41 @@ class Subscription:
         skipping.request(self.directory, lsn)
 
     def transactions(
-        self, start: Lsn = INVALID_LSN, table: str | None = None, follow: Callable[[], bool] = lambda: False
+        self,
+        start: Lsn | str = INVALID_LSN,
+        table: str | None = None,
+        follow: bool | Callable[[], bool] = False,
     ) -> Iterator[LoggedTransaction]:
-        """The transactions of the change log that committed at or after an LSN, in commit order.
+        """The transactions of the change log that committed at or after an LSN, in commit order, with typed rows.
 
-        `table`: only changes of this table, by name or schema.name. `follow`: while it returns true, wait for more.
+        `table`: only changes of this table, by name or schema.name. `follow`: at the end, wait for more until
+        `stop` is called or, if it is a function, while it returns true. Needs no Spark, and starts no receiver.
         """
+        start = _lsn(start)
+        if callable(follow):
+            return self._transactions(start, table, follow)
+        stops = self._stops
+        return self._transactions(start, table, lambda: follow and self._stops == stops)
+
+    def _transactions(self, start: Lsn, table: str | None, follow: Callable[[], bool]) -> Iterator[LoggedTransaction]:
         from walmere.changelog.reader import Reader
+        from walmere.subscription.logged_types import LoggedTypes
 
         wanted = (
             None
             if table is None
             else lambda relation: table in (relation.name, f"{relation.namespace}.{relation.name}")
         )
-        self.refresh()
-        if table is not None:
-            self._require_known(table, refuse=not follow())
-        with self._following(follow()), Reader(self.config.changelog) as reader:
-            yield from reader.transactions(start, wanted=wanted, follow=follow)
+        types = LoggedTypes(self.directory, self.config.source)
+        self._followers += 1
+        try:
+            self.refresh()
+            if table is not None:
+                self._require_known(table, refuse=not follow())
+            with self._following(follow()), Reader(self.config.changelog, types) as reader:
+                yield from reader.transactions(start, wanted=wanted, follow=follow)
+        finally:
+            self._followers -= 1
 
     def _following(self, follow: bool) -> contextlib.AbstractContextManager[object]:
         """With a store: keep the local log up to date, if no process on this machine does that."""
@@ -451,6 +481,18 @@ class Subscription:
         with closing(connect(source, "walmere drop", replication=True)) as connection:
             slot.drop(connection, source)
         return f"dropped slot {source.slot}"
+
+
+@overload
+def _lsn(lsn: Lsn | str) -> Lsn: ...
+@overload
+def _lsn(lsn: Lsn | str | None) -> Lsn | None: ...
+def _lsn(lsn: Lsn | str | None) -> Lsn | None:
+    """An argument that may be text. Raises ConfigError."""
+    try:
+        return None if lsn is None else Lsn(lsn)
+    except (ValueError, TypeError) as error:
+        raise ConfigError("reading the arguments", str(error)) from None
 
 
 def _delete(directory: Path) -> None:

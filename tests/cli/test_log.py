@@ -59,9 +59,24 @@ def path(log: Config, tmp_path: Path) -> Path:
 
 
 def lines(path: Path, *arguments: str) -> list[dict[str, Any]]:
-    result = walmere("log", "-c", path, "--json", *arguments)
+    result = walmere("log", "-c", path, "--json", "--values", *arguments)
     assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_without_being_asked_no_value_is_shown(path: Path, log: Config) -> None:
+    shown = walmere("log", "-c", path)
+    assert shown.returncode == 0, shown.stderr
+    machines = walmere("log", "-c", path, "--json")
+    for text in (shown.stdout, machines.stdout):
+        assert not [value for value in ("xxx", "odd", "00ff", "31m") if value in text]
+    assert "  UPDATE public.t\n" in shown.stdout
+    assert f"  MESSAGE beside  {len(ODD.encode())} bytes\n" in shown.stdout
+    changes = [change for line in machines.stdout.splitlines() for change in json.loads(line)["changes"]]
+    assert {name for change in changes for name in change} == {
+        *("kind", "lsn", "table", "tables", "cascade", "restart_identity", "transactional", "prefix", "bytes")
+    }
+    assert len(changes) == 13
 
 
 def test_json_has_one_transaction_a_line_with_all_that_is_known(path: Path, log: Config) -> None:
@@ -86,15 +101,21 @@ def test_json_has_one_transaction_a_line_with_all_that_is_known(path: Path, log:
             "new": {"a": "2", "b": "\\x00ff"},
         },
         {"kind": "truncate", "tables": ["public.t", "other.t"], "cascade": True, "restart_identity": True},
-        {"kind": "message", "transactional": True, "prefix": "in", "content": "\\xff\x00"},
-        {"kind": "message", "transactional": False, "prefix": "beside", "content": ODD},
+        {"kind": "message", "transactional": True, "prefix": "in", "bytes": 2, "content": "\\xff\x00"},
+        {
+            "kind": "message",
+            "transactional": False,
+            "prefix": "beside",
+            "bytes": len(ODD.encode()),
+            "content": ODD,
+        },
     ]
     assert transactions[-1]["xid"] == 0
     assert transactions[0]["commit_time"].endswith("+00:00")
 
 
 def test_people_see_each_change_on_one_line(path: Path) -> None:
-    result = walmere("log", "-c", path)
+    result = walmere("log", "-c", path, "--values")
     assert result.returncode == 0
     shown = result.stdout.split("\n")
     assert len(shown) == 11 + 13 + 1, "nothing that stands in a value begins a line of its own"
@@ -112,9 +133,9 @@ def test_people_see_each_change_on_one_line(path: Path) -> None:
 
 def test_a_terminal_that_is_not_utf_8_is_no_reason_to_fail(path: Path) -> None:
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    people = walmere("log", "-c", path, env=ascii_only)
+    people = walmere("log", "-c", path, "--values", env=ascii_only)
     assert people.returncode == 0, people.stderr
-    machines = walmere("log", "-c", path, "--json", env=ascii_only)
+    machines = walmere("log", "-c", path, "--values", "--json", env=ascii_only)
     assert machines.returncode == 0, machines.stderr
     assert [json.loads(line) for line in machines.stdout.splitlines()] == lines(path)
 
@@ -142,7 +163,7 @@ def test_follow_goes_on_as_more_arrives_and_ends_when_told(
     database18: Database, path: Path, log: Config, tmp_path: Path, ending: signal.Signals
 ) -> None:
     output = tmp_path / "out"
-    with running("log", "-c", path, "--json", "--follow", output=output) as process:
+    with running("log", "-c", path, "--json", "--values", "--follow", output=output) as process:
         eventually(lambda: output.read_text().count("\n") == 11, why=output.read_text)
         for number in (100, 101):
             database18.execute(f"INSERT INTO t VALUES ({number})")

@@ -423,5 +423,5 @@ def test_drop_deletes_the_objects_and_a_new_start_begins_anew(
     assert here("receive", "-c", file, "--once")[0] == 0
     database.execute("INSERT INTO t VALUES (3)")
     assert here("receive", "-c", file, "--once")[0] == 0
-    code, out, _ = here("log", "-c", other, "--json")
+    code, out, _ = here("log", "-c", other, "--json", "--values")
     assert [json.loads(line)["changes"][0]["new"]["id"] for line in out.splitlines()] == ["3"]

@@ -41,17 +41,20 @@ class DecodedRows:
         found: Mask = self.rows.kind == DELETE
         return found if found.any() else None
 
-    def current(self, place: int) -> Values:
-        """The values of a column. For deleted rows and unchanged values, those of the old tuple, if it has them."""
+    def new(self, place: int) -> Values:
+        """The values of a column in the new tuple. For unchanged values, those of the old tuple, if it has them."""
         new, old = self.rows.new[place], self.rows.old[place]
-        there, unchanged = self.deleted, new.unchanged
-        if unchanged is not None:
-            known = unchanged & as_mask(old.text.is_valid())
-            there = known if there is None else there | known
-            unchanged = unchanged & ~known
-        if there is None:
+        if new.unchanged is None:
             return new
-        return Values(pc.if_else(pa.array(there), old.text, new.text), unchanged)
+        known = new.unchanged & as_mask(old.text.is_valid())
+        return Values(pc.if_else(pa.array(known), old.text, new.text), new.unchanged & ~known)
+
+    def current(self, place: int) -> Values:
+        """The values of a column in the new tuple, and for deleted rows in the old one."""
+        new = self.new(place)
+        if self.deleted is None:
+            return new
+        return Values(pc.if_else(pa.array(self.deleted), self.rows.old[place].text, new.text), new.unchanged)
 
 
 class Rejected:

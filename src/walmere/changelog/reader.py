@@ -1,7 +1,6 @@
-"""Read the transactions of the log, in commit order, as pgoutput messages.
+"""Read the transactions of the log, in commit order, for people and small tools.
 
-This is for people and small tools, so it decodes message by message. It needs no lock and can read while a receiver
-writes. It has one segment in memory, whatever the size of a transaction.
+It needs no lock and can read while a receiver writes. It has one segment in memory, whatever the size of a transaction.
 """
 
 from __future__ import annotations
@@ -14,30 +13,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from walmere.changelog.changes import KINDS, Change, Messages, TypesOf
 from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
-from walmere.changelog.segment import Block, Segment, read_block
+from walmere.changelog.segment import SCHEMA, Block, Segment, read_block
 from walmere.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput import messages as m
-from walmere.pgoutput.decode import decode
 from walmere.pgoutput.relation import RelationVersion, RelMap
 
 _POLL_SECONDS: Final = 0.1
-_NO_CHANGES: Final = (m.Begin, m.Commit, m.BeginPrepare, m.Prepare, m.Origin, m.Relation, m.Type)
+_TOGETHER: Final = 1000
+"""Decode up to this many messages at once. As Python objects, they take many times their size in a segment."""
 
 Wanted = Callable[[m.Relation], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Insert, Update, Delete, Truncate or logical Message, with its relations."""
-
-    sequence: int
-    lsn: Lsn
-    message: m.Insert | m.Update | m.Delete | m.Truncate | m.LogicalMessage
-    relations: tuple[m.Relation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +46,10 @@ class LoggedTransaction:
 class Reader:
     """Reads a change log from its beginning."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, types: TypesOf = lambda _: {}) -> None:
+        """`types` is called for the columns whose values are asked for."""
         self._directory = directory
+        self._types = types
         self._manifest = Manifest(directory)
         self._relations = RelMap()
         self._end = self._manifest.header.start_lsn
@@ -155,7 +149,7 @@ class Reader:
             version = pa.array([block.version], pa.uint32()).take(pa.array([0] * batch.num_rows))
             parts.append(pa.Table.from_batches([batch]).append_column("version", version))
         if not parts:
-            return pa.table({name: [] for name in ("commit_lsn", "xid", "commit_time", "origin")})
+            return SCHEMA.empty_table()
         return pa.concat_tables(parts).sort_by("sequence")
 
     def _block(self, segment: Segment, index: int) -> pa.RecordBatch:
@@ -179,21 +173,11 @@ class Reader:
             return False
 
     def _decode(self, rows: pa.Table, streamed: bool, aborted: frozenset[int]) -> Iterator[Change]:
-        last = -1
-        for batch in rows.to_batches():
-            columns = [batch.column(name) for name in ("sequence", "lsn", "xid", "relation", "version", "message")]
-            for sequence, lsn, xid, relation, version, data in zip(*(c.to_pylist() for c in columns), strict=True):
-                if sequence == last or xid in aborted:
-                    continue  # a Truncate is in the block of every relation that it empties
-                last = sequence
-                message = decode(data, streamed=streamed)
-                if isinstance(message, m.Insert | m.Update | m.Delete):
-                    relations: tuple[m.Relation, ...] = (self._relations.get(relation, version).relation,)
-                elif isinstance(message, m.Truncate):
-                    relations = tuple(self._relations.current(oid).relation for oid in message.relations)
-                elif isinstance(message, m.LogicalMessage):
-                    relations = ()
-                else:
-                    assert isinstance(message, _NO_CHANGES)
-                    continue
-                yield Change(sequence, Lsn(lsn), message, relations)
+        sequence = rows.column("sequence").to_numpy()
+        # a Truncate is in the block of every relation that it empties
+        wanted = np.append(True, sequence[1:] != sequence[:-1])[: len(sequence)]
+        wanted &= pc.is_in(rows.column("kind"), pa.array(list(KINDS))).to_numpy()
+        if aborted:
+            wanted &= ~np.isin(rows.column("xid").to_numpy(), sorted(aborted))
+        for some in rows.filter(pa.array(wanted)).combine_chunks().to_batches(_TOGETHER):
+            yield from Messages(some, streamed, self._relations, self._types).changes()

@@ -80,13 +80,16 @@ def log(
     start: Annotated[
         Lsn | None, typer.Option("--from", parser=lsn, metavar="LSN", help="Only what committed at or after this LSN.")
     ] = None,
+    values: Annotated[
+        bool, typer.Option("--values", help="Show the values of the rows, as PostgreSQL's text.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show the transactions of the change log."""
+    """Show the transactions of the change log, without the values of the rows unless asked for."""
     from walmere.cli import transactions
 
     end_as_by_ctrl_c()
-    found = walmere.Subscription(config).transactions(start or INVALID_LSN, table, follow=lambda: follow)
+    found = walmere.Subscription(config).transactions(start or INVALID_LSN, table, follow)
     with contextlib.suppress(KeyboardInterrupt), silent_when_closed():
         for transaction in found:
-            transactions.transaction(transaction, as_json=json)
+            transactions.transaction(transaction, values=values, as_json=json)
