@@ -107,5 +107,13 @@ class PgoutputSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format in a session that does not find it by itself."""
+    """Register the format in a session that does not find it by itself.
+
+    Spark looks for formats with the first `python3` on the PATH, or PYSPARK_PYTHON, which may not have Walmere. With a
+    local master, this session's Python processes run the interpreter of this process from now on, unless PYSPARK_PYTHON
+    is set. On a cluster, the executors' Python has to have Walmere.
+    """
+    from walmere.spark.interpreters import use_driver_python
+
+    use_driver_python()
     spark.dataSource.register(PgoutputSource)

@@ -31,6 +31,7 @@ from walmere.bins import bins
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.log.snapshot import Pinned
 from walmere.sinks.row_index import I64
+from walmere.spark.interpreters import use_driver_python
 from walmere.storage import Directory
 
 __all__ = ["DataFrame", "SparkSession", "dataframe"]
@@ -80,6 +81,7 @@ def _read_by_tasks(spark: SparkSession, pinned: Pinned, schema: StructType) -> D
         for some in pieces
     ]
     read = functools.partial(_read_pieces, pieces=slim, directory=pinned.directory, schema=pinned.schema)
+    use_driver_python()  # the tasks import Walmere
     return spark.range(0, len(slim), 1, len(slim)).mapInArrow(read, schema)
 
 

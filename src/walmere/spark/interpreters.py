@@ -12,6 +12,9 @@ archive of `spark.archives`), or else the executor's own `python3`.
 
 PySpark has only one setting for both, `SparkContext.pythonExec`. So our data source is registered with the driver's
 interpreter, and its partitions are not read on the executors: see `planned` in `reference_source`.
+
+A session that a program has created itself runs the first `python3` on the PATH, unless PYSPARK_PYTHON was set before.
+That is often not the program's own interpreter: `.venv/bin/python program.py`. `use_driver_python` corrects it.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.udf import _wrap_function
 
 _WRAPPER: Final = Path(__file__).with_name("python")
+_VARIABLE: Final = "WALMERE_PYTHON"  # read by the wrapper
 _EXECUTORS_OWN: Final = "python3"
+_DEFAULT: Final = "python3"  # of PySpark, if PYSPARK_PYTHON is not set
 SETTING: Final = "spark.pyspark.python"
 
 
@@ -41,11 +46,15 @@ def is_local(master: str) -> bool:
 
 def driver_python() -> str:
     """The interpreter of this process, for processes on this machine; not the first python3 on the PATH."""
-    installed = Path(pyspark.__file__).is_file()  # False: PySpark is imported from Spark's archive
-    if SparkContext._gateway is not None or not installed or not os.access(_WRAPPER, os.X_OK):
+    if SparkContext._gateway is not None or not _wrapper_works():
         return sys.executable
-    os.environ["WALMERE_PYTHON"] = sys.executable  # read by the JVM that is started now
+    os.environ[_VARIABLE] = sys.executable  # read by the JVM that is started now
     return str(_WRAPPER)
+
+
+def _wrapper_works() -> bool:
+    installed = Path(pyspark.__file__).is_file()  # False: PySpark is imported from Spark's archive
+    return installed and os.access(_WRAPPER, os.X_OK)
 
 
 def worker_python(master: str, settings: Mapping[str, str]) -> str:
@@ -64,13 +73,25 @@ def variables(master: str, settings: Mapping[str, str]) -> Iterator[dict[str, st
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
-        yield {SETTING: workers} | ({"spark.executorEnv.WALMERE_PYTHON": sys.executable} if is_local(master) else {})
+        yield {SETTING: workers} | ({f"spark.executorEnv.{_VARIABLE}": sys.executable} if is_local(master) else {})
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def use_driver_python() -> None:
+    """Let the Python functions of a local session run this interpreter, if nobody has set another one.
+
+    What Spark looks up by itself (`format` of a source that is not registered) is not changed: the JVM has read its
+    environment when it was started.
+    """
+    context = SparkContext._active_spark_context  # None with Spark Connect, whose server is another process
+    if context is not None and context.pythonExec == _DEFAULT and is_local(context.master or ""):
+        context.environment[_VARIABLE] = sys.executable  # passed on with each function
+        context.pythonExec = str(_WRAPPER) if _wrapper_works() else sys.executable
 
 
 class _OnThisMachine:
