@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from notebook import outputs
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
 @pytest.mark.long
 def test_a_notebook_prints_what_it_shows(path: Path) -> None:
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     shown = ["".join(text for each in cell["outputs"] for text in each["text"]) for cell in cells]
     assert outputs(["".join(cell["source"]) for cell in cells]) == shown
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.long
+def test_a_program_prints_what_it_says(path: Path, tmp_path: Path) -> None:
+    said = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("It prints\n\n")[2]
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == textwrap.dedent(said).rstrip() + "\n"
+
+
+def test_every_example_is_listed() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    assert not [
+        path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb") and path.name not in listed
+    ]
