@@ -199,15 +199,24 @@ class Subscription:
             self._require_not_paused("running the subscription up to an LSN")
         with self._stoppable():
             until = self._until(until, once)
-            self._work(self.launcher(on_progress=on_progress, take_over=take_over, receives=receives), until)
+            ends = until is not None
+            made = self.launcher(on_progress=on_progress, take_over=take_over, receives=receives, ends=ends)
+            self._work(made, until)
 
     def launcher(
-        self, *, on_progress: OnProgress | None = None, take_over: bool = False, receives: bool = True
+        self,
+        *,
+        on_progress: OnProgress | None = None,
+        take_over: bool = False,
+        receives: bool = True,
+        ends: bool = False,
     ) -> Launcher:
-        """Start Spark and return the launcher that `run` runs."""
+        """Return the launcher that `run` runs. Spark is started now or, if the run `ends`, when it is needed."""
         from walmere.running import launcher
 
-        return launcher(self.config, self.file, on_progress=on_progress, take_over=take_over, receives=receives)
+        return launcher(
+            self.config, self.file, on_progress=on_progress, take_over=take_over, receives=receives, ends=ends
+        )
 
     def refresh(self) -> None:
         """With a store: bring the local copies of the log and the state up to date, if no process here does that."""

@@ -17,7 +17,8 @@ from walmere.lsn import Lsn
 from walmere.spark.apply_query import Apply, OnBatch
 from walmere.spark.executors import require_suitable
 from walmere.spark.interpreters import is_local
-from walmere.spark.session import master_of, require_alive, session
+from walmere.spark.late_session import LateSession
+from walmere.spark.session import master_of, require_alive, require_java, session
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription.checks.cluster import require_shared
 from walmere.subscription.copy_progress import CopyProgress, RunningCopies
@@ -103,6 +104,12 @@ def spark(config: Config) -> SparkSession:
     return started
 
 
+def _all_follow(tables: Tables) -> bool:
+    """Whether there are tables, and each has its copy."""
+    published = [each for each in tables if each.published]
+    return bool(published) and all(each.follows for each in published)
+
+
 def launcher(
     config: Config,
     file: Path,
@@ -111,29 +118,37 @@ def launcher(
     on_batch: OnBatch = lambda *_: None,
     take_over: bool = False,
     receives: bool = True,
+    ends: bool = False,
 ) -> Launcher:
     """Start Spark and create a launcher that is ready to run.
 
     `on_progress` is called when a table has a new position or phase, `on_batch` after each batch. `receives`: False if
-    another machine receives into the store.
+    another machine receives into the store. `ends`: the run has an end, so it may find nothing to do, and Spark is
+    started only when it is needed. On a cluster, or if there are tables to copy, it is started at once: what is wrong
+    with it is known before anything else is done.
     """
     target = sink_of(config, file)
     directory, name = config.subscription.directory, config.subscription.name
     store = store_of_config(config)
     shared = None if store is None else SharedState(store, directory)
     tables = Tables(directory, shared)  # before Spark starts, which takes seconds: a damaged file is refused here
-    started = spark(config)
+    late = LateSession(functools.partial(spark, config))
+    remote = not is_local(master_of(config.spark.master))
+    if remote or not ends or not _all_follow(tables):
+        late.get()
+    else:
+        require_java()
     gather = config.target is not None and config.target.gather_partitions
-    copies = SparkTasks(started, "copy")
-    if copies.remote:
+    copies = SparkTasks(late, "copy")
+    if remote:
         target = target.portable()
     running = RunningCopies(directory, config.source)
     sync = TableSync(config.source, name, tables, target, copies, running, gather=gather)
     limit = None
     if isinstance(config.target, DeltaTarget) and not target.spreads:
         limit = config.target.max_rewrite_bytes_per_hour
-    make_apply = functools.partial(Apply, started, directory, target, tables, name, rewrite_limit=limit)
-    upkeep = functools.partial(UpkeepScheduler, directory, tables, SparkTasks(started, "upkeep"), config.maintenance)
+    make_apply = functools.partial(Apply, late, directory, target, tables, name, rewrite_limit=limit)
+    upkeep = functools.partial(UpkeepScheduler, directory, tables, SparkTasks(late, "upkeep"), config.maintenance)
     make_launcher = functools.partial(
         Launcher,
         config,

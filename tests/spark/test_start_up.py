@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conftest import Database
 from mirror import Mirror
+from walmere import paths
 
 # every Python process that has this directory on its path notes its command, and its imports when it ends
 CUSTOMIZE = """
@@ -57,15 +58,16 @@ class Noted:
         return {name: HEAVY & set(modules.get(pid, ())) for pid, name in zip(pids, self.commands(), strict=True)}
 
 
-def test_a_run_with_nothing_to_do_starts_one_python_process_beside_its_own(
-    database18: Database, tmp_path: Path
-) -> None:
+def test_a_run_with_nothing_to_do_starts_the_receiver_and_no_spark(database18: Database, tmp_path: Path) -> None:
     database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
     mirror = Mirror(database18, tmp_path)
     mirror.run_once()
+    log = mirror.config.subscription.directory / paths.SPARK_LOG
+    log.unlink()
     noted = Noted(tmp_path)
     noted.run("run", "-c", mirror.file, "--once")
     assert noted.commands() == ["walmere run", "walmere receive"]
+    assert not log.exists(), "Spark was started"
     heavy = noted.heavy()
     assert heavy["walmere receive"] <= {"pyarrow", "numpy", "psycopg"}
     assert not heavy["walmere run"] & {"pandas", "duckdb", "matplotlib"}

@@ -49,6 +49,7 @@ from walmere.sinks.base import LedgerWriter, Sink, full_or, is_lake
 from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.interpreters import register
+from walmere.spark.late_session import LateSession
 from walmere.spark.placement import Placement, parallelism, tagged
 from walmere.spark.reference_source import SOURCE, ReferenceSource, planned
 from walmere.storage import read_error, reserve_error
@@ -116,7 +117,7 @@ class Apply:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | LateSession,
         directory: Path,
         sink: Sink,
         tables: Tables,
@@ -129,7 +130,7 @@ class Apply:
 
         `rewrite_limit`: batches may write at most this many bytes per hour; None: there is no limit.
         """
-        self._spark = spark
+        self._late_spark = spark
         self._directory = directory
         self._sink = sink
         self._tables = tables
@@ -151,6 +152,10 @@ class Apply:
         self._committing = threading.Lock()  # held by a batch, or by a commit of upkeep
         self._planner: Batches | None = None  # of `needs_query`; the query has its own
         self._nothing_at: object = None  # end of the log, and states of the tables, at which there was nothing to apply
+
+    @property
+    def _spark(self) -> SparkSession:
+        return self._late_spark.get() if isinstance(self._late_spark, LateSession) else self._late_spark
 
     @property
     def sink(self) -> Sink:

@@ -6,10 +6,11 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import RDD, Accumulator
+from pyspark import RDD, Accumulator, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -17,6 +18,7 @@ from walmere.errors import WalmereError
 from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, Failures, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.interpreters import is_local
+from walmere.spark.late_session import LateSession
 from walmere.spark.placement import parallelism, tagged
 from walmere.spark.sealing import Secrets
 from walmere.spark.session import require_alive
@@ -33,12 +35,15 @@ Result = TypeVar("Result")
 class SparkTasks:
     """Runs tasks. Spark retries a task that fails; the result of one attempt is used."""
 
-    def __init__(self, spark: SparkSession, name: str) -> None:
+    def __init__(self, spark: SparkSession | LateSession, name: str) -> None:
         """`name` says what the tasks do. It is part of the tag of their jobs."""
-        self._context = spark.sparkContext
+        self._spark = spark
         self._name = name
         self._tags: set[str] = set()
-        self._tries = attempts(self._context)
+
+    @cached_property
+    def _context(self) -> SparkContext:
+        return (self._spark.get() if isinstance(self._spark, LateSession) else self._spark).sparkContext
 
     @property
     def parallelism(self) -> int:
@@ -87,7 +92,7 @@ class SparkTasks:
         secrets = Secrets()
         sealed = secrets.seal(items)
         with self.job() as failures:
-            run = _task(function, secrets, self._tries, failures, done, counted)
+            run = _task(function, secrets, attempts(self._context), failures, done, counted)
             ended = threading.Event()
             if on_progress is not None:
                 arguments = (on_progress, done, len(items), ended)
