@@ -156,7 +156,8 @@ def test_an_lsn_may_be_text(shop: Shop) -> None:
 
 
 def test_follow_waits_for_more_until_it_is_stopped(shop: Shop) -> None:
-    subscription, seen = shop.subscription, []
+    subscription = shop.subscription
+    seen: list[Any] = []
 
     def follow() -> None:
         for each in subscription.transactions(table="t", follow=True):
@@ -168,12 +169,10 @@ def test_follow_waits_for_more_until_it_is_stopped(shop: Shop) -> None:
         for number in (1, 2):
             shop.execute(f"INSERT INTO t (id) VALUES ({number})")
             eventually(lambda: len(seen) == number)  # noqa: B023
-        subscription.stop()
-        thread.join(10)
-        assert not thread.is_alive()
     finally:
         subscription.stop()
-        thread.join()
+        thread.join(10)
+    assert not thread.is_alive()
     assert seen == [1, 2]
     # what comes next is not stopped, too
     assert subscription.receive(once=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from walmere.config import SourceAddress
+from walmere.config import Source
 from walmere.publisher import catalog
 from walmere.publisher.connect import connect, translate_errors
 from walmere.subscription.tables import Tables
@@ -21,7 +21,7 @@ from walmere.types.builtin import BUILT_IN
 class LoggedTypes:
     """Looks up types. Each is asked for once."""
 
-    def __init__(self, directory: Path, source: SourceAddress) -> None:
+    def __init__(self, directory: Path, source: Source) -> None:
         self._source = source
         self._directory = directory
         self._known: dict[int, PgType] | None = None

@@ -22,7 +22,7 @@ COPY_OPTIONS: Final = "FORMAT text, DELIMITER E'\\t', NULL '\\N', ENCODING 'UTF8
 """The options of COPY … TO STDOUT. The defaults are written too, because `read` relies on them."""
 
 _BOM: Final = b"\xef\xbb\xbf"
-_MARK: Final = b"\xff"  # never in UTF-8, but a database without an encoding may have it: then it is marked, too
+_MARK: Final = b"\xff"  # never in UTF-8, but a damaged database may have it: then it is marked, too
 _BACKSLASH: Final = _MARK + b"1"  # replaces an escaped backslash until the other escapes are removed
 _MARKED: Final = _MARK + b"0"
 _ESCAPED: Final = (
