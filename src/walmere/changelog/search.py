@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from walmere.changelog.manifest import Manifest, Transaction, Transactions, parse_entry
 from walmere.lsn import Lsn
+from walmere.pgoutput.relation import RelationVersion
 
 _RECORD: Final = re.compile(rb'[0-9a-f]{8} \{"([a-z]+)":\{"end_lsn":"([0-9A-F]+)/([0-9A-F]+)"')
 _HEAD_BYTES: Final = 100
 """`_RECORD` matches within this many bytes of a line."""
+_RELATION: Final = b' {"relation":'
 _COMMITS: Final = (b"transactions", b"transaction")
 _BLOCK: Final = re.compile(rb"\[(\d+),\d+,\d+,")
 """The beginning of a block: its relation. (A list of aborted subtransactions may look the same.)"""
@@ -70,6 +72,21 @@ class ManifestSearch(Manifest):
         for at, _ in self._commit_lines(lsn):
             if (record := self._record(at)) is not None:
                 yield record
+
+    def relations(self) -> Iterator[RelationVersion]:
+        """All definitions of relations, without reading the records between them."""
+        at = self._map.find(_RELATION, self._first)
+        while 0 <= at < self._end:
+            begin = self._map.rfind(b"\n", 0, at) + 1
+            content = self._content(begin)
+            entry = None if content is None else parse_entry(content)
+            if isinstance(entry, RelationVersion):
+                yield entry
+            at = self._map.find(_RELATION, at + 1)
+
+    def offset_after(self, lsn: Lsn) -> int:
+        """The byte offset of the first record after an LSN: a `Manifest` can read on from there."""
+        return self._first_after(lsn)
 
     def _commit_lines(self, lsn: Lsn) -> Iterator[tuple[int, bytes]]:
         """Byte offset and text of the lines of committed records that end after an LSN."""

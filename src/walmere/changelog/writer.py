@@ -33,6 +33,7 @@ from walmere.changelog.manifest import (
     Manifest,
     Position,
     Record,
+    Transaction,
     Transactions,
 )
 from walmere.changelog.recovery import data_files, recover
@@ -64,6 +65,9 @@ class Writer:
         self._current: SegmentWriter | None = None
         self._pending: Transactions | None = None  # the record of the current segment, without the segment
         self._definitions: list[Entry] = []
+        self.transactions = 0
+        self.written_bytes = 0
+        """Transactions and bytes that this writer has written, for metrics."""
         self._submitted = self.summary.end_lsn
         self._flusher: Flusher = uploader or Flusher(directory, self.summary.end_lsn)
 
@@ -144,6 +148,7 @@ class Writer:
         segment = self._current.seal()
         record = Transactions(segment, p.count, p.commit_lsn, p.end_lsn, p.commit_time, p.last_sequence)
         writer, self._current, self._pending = self._current, None, None
+        self.written_bytes += segment.length
         self._submit(record, writer)
 
     def append_record(self, record: Record) -> None:
@@ -154,6 +159,7 @@ class Writer:
     def spool(self, writer: SegmentWriter) -> Segment:
         """Make a segment of a transaction in progress durable. Its record in the manifest will make it visible."""
         segment = writer.seal()
+        self.written_bytes += segment.length
         self._flusher.submit(partial(self._flusher.store, [writer], [], None))
         return segment
 
@@ -176,6 +182,7 @@ class Writer:
         self._definitions = []
         self._submitted = record.end_lsn
         self.summary.add(record)
+        self.transactions += record.count if isinstance(record, Transactions) else isinstance(record, Transaction)
         self._flusher.submit(partial(self._flusher.store, list(writers), entries, record.end_lsn))
 
 

@@ -111,6 +111,8 @@ class Receiver:
         self._last_retention = -math.inf  # so that a receiver that runs only with `--once` removes segments, too
         self.progress = ReceiverProgress()
         self.retried_error: WalmereError | None = None  # None: it is receiving
+        self._received_bytes = 0
+        self._reconnects = 0
 
     def stop(self) -> None:
         """Request the end: what has arrived is made durable and confirmed. Safe in a signal handler."""
@@ -167,6 +169,8 @@ class Receiver:
                     if not error.transient:
                         raise
                     self.retried_error = error
+                    self._reconnects += 1
+                    self._write_progress(None if log is None else log.writer, settled=False)
                     pause = BACKOFF[0] if self.progress.durable > before else pause
                     wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
                     _log.warning("%s: %s; retry in %.1f s", error.doing, error.wrong, wait)
@@ -201,6 +205,7 @@ class Receiver:
             if arrived:
                 oldest = oldest if size else now
                 size += arrived
+                self._received_bytes += arrived
                 session.heartbeat.received(now)
             ending = self._stopping.is_set() or (until is not None and writer.durable >= until)
             if size and (size >= FEED_BYTES or now - oldest >= age or ending):
@@ -263,21 +268,32 @@ class Receiver:
         applied = self._applied() or INVALID_LSN
         stream.confirm(received, durable, applied, reply=reply)
         self.progress = ReceiverProgress(received, durable, applied)
-        self._write_progress(writer.log_bytes, settled=all_fed and writer.settled)
+        self._write_progress(writer, settled=all_fed and writer.settled)
 
     def _applied(self) -> Lsn | None:
         """What every sink has applied; None if there is no sink."""
         return self._positions.applied() if self._cache is None else self._shared.applied()
 
-    def _write_progress(self, log_bytes: int, *, settled: bool) -> None:
+    def _write_progress(self, writer: Writer | None, *, settled: bool) -> None:
+        """Report to other processes: `walmere status`, and what serves metrics. `writer`: None if it has no log yet."""
         path = self._config.subscription.directory / paths.RECEIVER
         temporary = path.with_suffix(".tmp")
         state = {
             "pid": os.getpid(),
             "received_lsn": str(self.progress.received),
-            "log_bytes": log_bytes,
+            "durable_lsn": str(self.progress.durable),
+            "applied_lsn": str(self.progress.applied),
             "time": time.time(),
+            "connected": self.retried_error is None,
+            "received_bytes": self._received_bytes,
+            "reconnects": self._reconnects,
         }
+        if writer is not None:
+            state |= {
+                "log_bytes": writer.log_bytes,
+                "transactions": writer.transactions,
+                "written_bytes": writer.written_bytes,
+            }
         if settled and self._cache is not None:  # with a store, not every position is recorded
             state["nothing_until"] = str(self.progress.received)
         temporary.write_text(json.dumps(state))
