@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "source": LOG | {"config", "publisher", "definition", "subscription", "spark"},
     "reads": TARGET | {"config", "sinks", "spark"},
     "verify": (ALL | {"running"}) - {"__init__", "source"},
+    "serving": GROUND,
     "dashboard": ALL - {"config"},
     "demo": ALL | {"testing"},
     "running": ALL - {"verify"},
