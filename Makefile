@@ -1,5 +1,5 @@
 # Everything runs in .venv, which these targets make; nothing is installed outside it.
-# (Java, which Spark needs, is the exception: see scripts/java.)
+# (Java, which Spark needs, and Chromium, for tests of the page, are exceptions: see scripts/java and scripts/chromium.)
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 # tests side by side: each worker has servers and a Spark of its own
 WORKERS ?= 2
 
-.PHONY: demo test test-long test-matrix lint docs reference bench bench-receive clean help
+.PHONY: demo test test-long test-matrix lint docs reference bench bench-receive screenshots clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)   ## a minute: a PostgreSQL of its own, live writers, Spark, and the proof; ARGS="--json --seconds 10"
@@ -24,6 +24,7 @@ $(READY): pyproject.toml constraints.txt scripts/venv
 
 test: $(READY) lint   ## lint, types and every test, on real PostgreSQL servers
 	@scripts/java
+	@scripts/chromium
 	@$(BIN)/walmere warm
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
@@ -31,6 +32,7 @@ test-long: $(READY)   ## the tests that take most of a minute each
 	@scripts/java
 	@scripts/versitygw
 	@scripts/azurite
+	@scripts/chromium
 	@$(BIN)/walmere warm
 	$(BIN)/pytest -m long --timeout 600 -n $(WORKERS) --dist worksteal
 
@@ -55,6 +57,11 @@ bench: $(READY)  ## every benchmark, side by side with the limit tools: two hour
 
 bench-receive: $(READY)  ## receiving, side by side with pg_recvlogical
 	$(BIN)/python -m bench.receive
+
+screenshots: $(READY)  ## the pictures of the dashboard in docs/images: three minutes
+	@scripts/java
+	@scripts/chromium
+	PYTHONPATH=tests $(BIN)/python scripts/screenshots.py
 
 clean:           ## remove what these targets made
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .servers bench/results walmere-demo site

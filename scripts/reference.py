@@ -4,6 +4,7 @@
                                       in walmere.config: their types and defaults, and the docstrings of their fields
     docs/reference/options.md         of the commands of walmere.cli
     docs/reference/errors.md          of the classes in walmere.errors and their docstrings
+    docs/reference/metrics.md         of the constants in walmere.metrics.names
     docs/reference/snippets.md        of the marked blocks in README, tutorial and guides
 
 `tests/test_reference.py` fails if a page is out of date.
@@ -34,6 +35,7 @@ from snippets import blocks, pages  # noqa: E402
 from walmere import errors  # noqa: E402
 from walmere.cli.app import app  # noqa: E402
 from walmere.config import Config  # noqa: E402
+from walmere.metrics import names  # noqa: E402
 
 REFERENCE: Final = ROOT / "docs" / "reference"
 _MADE: Final = "<!-- This page is made by scripts/reference.py: run `make reference`. -->\n\n"
@@ -46,6 +48,7 @@ def rendered() -> dict[Path, str]:
         REFERENCE / "configuration.md": configuration((REFERENCE / "configuration.md").read_text(encoding="utf-8")),
         REFERENCE / "options.md": options(),
         REFERENCE / "errors.md": error_classes(),
+        REFERENCE / "metrics.md": metrics(),
         REFERENCE / "snippets.md": snippets(),
     }
 
@@ -261,6 +264,29 @@ def _tree(kind: type[errors.WalmereError], depth: int) -> Iterator[tuple[int, ty
     for each in kind.__subclasses__():
         if each.__module__ == errors.__name__:
             yield from _tree(each, depth + 1)
+
+
+# metrics
+
+_ABOUT_METRICS: Final = """\
+The guide [Monitor a subscription](../guides/monitor.md) says how to get them into Prometheus and Grafana.
+
+- `walmere run --metrics` and `walmere run --dashboard` have all of them, and `walmere dashboard` all but
+  `walmere_applied_changes_total`. `walmere receive --metrics` has those of the receiver, and the positions.
+- An LSN is a byte position in the WAL, so that differences are bytes.
+- A value that is not known has no sample: there is no lag while the source does not answer.
+- Counters start at 0 with the process that counts.
+- The `process_` metrics of Prometheus's client library (CPU, memory, open files) are there, too.
+"""
+
+
+def metrics() -> str:
+    """The page of the metrics."""
+    lines = [f"# Metrics\n\n{_MADE}{_ABOUT_METRICS}", "| metric | type | labels | what it is |", "|---|---|---|---|"]
+    for each in names.EVERY:
+        labels = ", ".join(f"`{label}`" for label in each.all_labels)
+        lines.append(f"| `{each.name}` | {each.kind} | {labels} | {each.help} |")
+    return "\n".join(lines) + "\n"
 
 
 # snippets

@@ -11,7 +11,7 @@ from scripts import reference
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "options.md", "errors.md", "snippets.md"])
+@pytest.mark.parametrize("name", ["configuration.md", "options.md", "errors.md", "metrics.md", "snippets.md"])
 def test_a_generated_page_is_up_to_date(name: str) -> None:
     page = reference.REFERENCE / name
     assert page.read_text(encoding="utf-8") == reference.rendered()[page], "run `make reference`"

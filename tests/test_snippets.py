@@ -54,6 +54,7 @@ WITHOUT_PUBLICATION = (
 )
 MIRRORED = (
     "docs/guides/add-a-table.md",
+    "docs/guides/monitor.md",
     "docs/guides/read.md",
     "docs/guides/resync.md",
     "docs/guides/tune.md",

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 import walmere
-from walmere.cli import failures, looking, running, setup, topics
+from walmere.cli import failures, looking, running, serving, setup, topics
 from walmere.cli.init import init
 from walmere.cli.options import with_verbose
 
@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "run": running.run,
     "status": looking.status,
     "verify": looking.verify,
+    "dashboard": serving.dashboard,
     "log": looking.log,
     "pause": running.pause,
     "resume": running.resume,

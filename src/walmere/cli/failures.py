@@ -31,12 +31,18 @@ class _Detail:
     """How much is printed."""
 
     verbose = False
+    shown = False  # the error was written to the log, as JSON
 
 
 def set_verbose(verbose: bool) -> None:
     """Whether the command has the option -v."""
-    _Detail.verbose = verbose
+    _Detail.verbose, _Detail.shown = verbose, False
     logging.getLogger("walmere").setLevel(logging.INFO if verbose else logging.NOTSET)
+
+
+def already_shown() -> None:
+    """The error that ends the command is in its log, and need not be printed."""
+    _Detail.shown = True
 
 
 def show(error: BaseException) -> int:
@@ -72,7 +78,8 @@ def _usage(error: TyperException) -> int:
 
 
 def _print(text: str, code: int = FAILED) -> int:
-    print(f"walmere: {text}", file=sys.stderr)
+    if not _Detail.shown:
+        print(f"walmere: {text}", file=sys.stderr)
     return code
 
 

@@ -46,7 +46,7 @@ Grant = Annotated[bool, typer.Option("--grant", help="Give the role of DSN the r
 Admin = Annotated[str | None, typer.Option(metavar="DSN", help="Create and grant over this connection, not DSN.")]
 
 
-def init(  # noqa: PLR0913  its options
+def init(
     dsn: Dsn = None,
     config: ConfigFile = DEFAULT,
     publication: Names = None,

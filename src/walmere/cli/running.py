@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import walmere
-from walmere.cli import failures, output
+from walmere.cli import failures, logs, output, serving
 from walmere.cli.options import DEFAULT, AsJson, ConfigFile, lsn
 from walmere.cli.signals import stopped_by_signals
 from walmere.lsn import Lsn
@@ -30,6 +30,10 @@ def receive(
     until: Annotated[Lsn | None, typer.Option(parser=lsn, metavar="LSN", help="Stop when this LSN is durable.")] = None,
     once: Annotated[bool, typer.Option(help="Stop when everything that is committed now is durable.")] = False,
     json: AsJson = False,
+    metrics: serving.Metrics = None,
+    allow_host: serving.AllowHost = None,
+    token_file: serving.TokenFile = None,
+    log_format: logs.LogFormatOption = logs.LogFormat.TEXT,
     error_file: Annotated[Path | None, typer.Option(hidden=True)] = None,  # `run` reads the error from there
 ) -> None:
     """Receive the publication into the change log, until stopped."""
@@ -37,13 +41,22 @@ def receive(
     failures.set_log_format("%(asctime)s %(levelname)s %(message)s")
     with failures.write_error_to(error_file):
         subscription = walmere.Subscription(config)
-        with stopped_by_signals(subscription):
+        with contextlib.ExitStack() as open_:
+            if log_format is logs.LogFormat.JSON:
+                open_.enter_context(logs.as_json(subscription.config.subscription.name))
+            if metrics is not None:
+                options = serving.ServingOptions(metrics, allow_host or (), token_file)
+                open_.enter_context(serving.metrics_of_receiver(subscription, options))
+            open_.enter_context(stopped_by_signals(subscription))
             durable = subscription.receive(until, once=once)
     place = subscription.config.subscription.store or subscription.config.changelog
+    ended = f"everything before {durable} is durable in {place}"
     if json:
         output.print_json({"durable_lsn": str(durable), "log": str(place)})
+    elif log_format is logs.LogFormat.JSON:
+        logs.log_event("ended", ended, lsn=str(durable))
     else:
-        print(f"everything before {durable} is durable in {place}", file=sys.stderr)
+        print(ended, file=sys.stderr)
 
 
 def run(
@@ -58,12 +71,35 @@ def run(
     no_receiver: Annotated[
         bool, typer.Option("--no-receiver", help="Apply what `walmere receive` on another machine puts into the store.")
     ] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show a live page, as `walmere dashboard`.")] = False,
+    listen: serving.Listen = serving.ADDRESS,
+    metrics: serving.Metrics = None,
+    allow_host: serving.AllowHost = None,
+    token_file: serving.TokenFile = None,
+    log_format: logs.LogFormatOption = logs.LogFormat.TEXT,
 ) -> None:
     """Copy the tables to the target, then apply changes, until stopped."""
     subscription = walmere.Subscription(config)
-    shown = contextlib.nullcontext(output.progress if json else None) if json or quiet else _displayed(subscription)
-    with stopped_by_signals(subscription), _warming(at_end=once or until is not None), shown as on_progress:
-        subscription.run(until, once=once, on_progress=on_progress, take_over=take_over, receives=not no_receiver)
+    as_json = log_format is logs.LogFormat.JSON
+    served = serving.ServedBesideRun(
+        page=serving.ServingOptions(listen, allow_host or (), token_file) if dashboard else None,
+        metrics=None if metrics is None else serving.ServingOptions(metrics, allow_host or (), token_file),
+        announce=_announce_in_log if as_json else serving.announce,
+    )
+    with contextlib.ExitStack() as open_:
+        on_progress: list[serving.OnProgress] = []
+        if as_json:
+            open_.enter_context(logs.as_json(subscription.config.subscription.name))
+            on_progress.append(logs.ProgressLog())
+        on_progress.extend(open_.enter_context(served.opened(subscription)))
+        open_.enter_context(stopped_by_signals(subscription))
+        open_.enter_context(_warming(at_end=once or until is not None))
+        if json:
+            on_progress.append(output.progress)
+        elif not quiet and not as_json:
+            on_progress.append(open_.enter_context(_displayed(subscription)))
+        together = serving.together(on_progress)
+        subscription.run(until, once=once, on_progress=together, take_over=take_over, receives=not no_receiver)
 
 
 @contextlib.contextmanager
@@ -79,6 +115,10 @@ def _displayed(subscription: Subscription) -> Iterator[Callable[[Mapping[str, An
         display = RunDisplay(sys.stdout, lambda: lag(config, reader), lambda: is_paused(subscription.directory))
         with display.shown():
             yield display.progress
+
+
+def _announce_in_log(url: str) -> None:
+    logs.log_event("dashboard", f"the dashboard is at {url}", url=url)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""`walmere dashboard`: one live page about one or several subscriptions."""
