@@ -22,7 +22,7 @@ A comment before a block changes this: `<!-- test: … -->` with one of
     applied             TOML: the keys stay in walmere.toml
     not run: REASON     listed in docs/reference/snippets.md
 
-What a page names and a test cannot have (hosts, directories, an LSN) is replaced: see `Reader.replaced`.
+What a page names and a test cannot have (hosts, directories, a bucket, an LSN) is replaced: see `Reader.replaced`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from object_stores import Bucket
 from processes import eventually
 from walmere import config as configuration
 from walmere.lsn import Lsn
-from walmere.testing.server import Server, free_port
+from walmere.testing.server import Server, binaries, free_port
 
 ROOT: Final = Path(__file__).parents[1]
 LANGUAGES: Final = ("sh", "sql", "python", "toml", "json", "text", "")
@@ -91,19 +92,21 @@ def blocks(page: Path) -> Iterator[Block]:
 class Reader:
     """Somebody who reads a page from top to bottom, and does what it says."""
 
-    def __init__(self, directory: Path, servers: Mapping[str, Server]) -> None:
+    def __init__(self, directory: Path, servers: Mapping[str, Server], bucket: Bucket | None = None) -> None:
         """`servers` by the host that a page names; the first one is that of SQL without a directive."""
         self._directory = directory
         self._servers = servers
+        self._bucket = bucket  # for s3://bucket
         self._background: list[tuple[subprocess.Popen[str], Path, str]] = []
         self._follows = False
         self._output = ""
         self._port = free_port()  # of a server that the page starts itself
         self._python: subprocess.Popen[str] | None = None
-        binaries = [str(server.bindir) for server in list(servers.values())[:1]]
+        found = binaries()
+        programs = found[max(found)]  # psql, pg_dump: a reader has them
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("WALMERE_", "PG"))},
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), *binaries, os.environ["PATH"]]),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(programs), os.environ["PATH"]]),
             "WALMERE_WARM": "0",
             "COLUMNS": "200",
         }
@@ -149,14 +152,34 @@ class Reader:
         text = text.replace("?sslmode=verify-full&sslrootcert=/etc/ssl/ca.pem", "")
         text = text.replace("54320", str(self._port))
         text = text.replace("/var/lib/", f"{self._directory}/var/").replace("/srv/lake", f"{self._directory}/lake")
+        if self._bucket is not None:
+            text = text.replace("s3://bucket/", f"{self._bucket.url}/")
+            text = text.replace('region = "eu-central-1"', f'endpoint = "{self._bucket.endpoint}"')
+            text = text.replace('{"region": "eu-central-1"}', repr(dict(self._bucket.options)))
         for shown, key in (("16/B374D848", "lsn"), ("2026-11-15T12:00:00Z", "commit_time")):
             if shown in text:
                 text = text.replace(shown, self._point()[key])
         return text
 
     def _point(self) -> dict[str, Any]:
+        """The newest point of the lake."""
+        if self._bucket is not None:
+            return {"lsn": self._status()["applied_lsn"]}
         [newest] = self._directory.glob("lake/_walmere/*/latest.json")
         found: dict[str, Any] = json.loads(newest.read_text())
+        return found
+
+    def _status(self) -> dict[str, Any]:
+        """What `walmere status` says; empty if it fails."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "walmere", "status", "-c", "walmere.toml", "--json"],
+            capture_output=True,
+            text=True,
+            cwd=self._current,
+            env=self._environment,
+            check=False,
+        )
+        found: dict[str, Any] = json.loads(ended.stdout) if ended.returncode == 0 else {}
         return found
 
     def _shell(self, block: Block) -> None:
@@ -270,15 +293,7 @@ class Reader:
         def caught_up() -> bool:
             for process, log, _ in self._background:
                 assert process.poll() is None, log.read_text()
-            ended = subprocess.run(
-                [sys.executable, "-m", "walmere", "status", "-c", "walmere.toml", "--json"],
-                capture_output=True,
-                text=True,
-                cwd=self._current,
-                env=self._environment,
-                check=False,
-            )
-            now = json.loads(ended.stdout) if ended.returncode == 0 else {}
+            now = self._status()
             if not any("walmere run" in script for _, _, script in self._background):
                 return bool(now.get("durable_lsn")) and Lsn.parse(now["source_lsn"]) <= Lsn.parse(now["durable_lsn"])
             ready = {table["phase"] for table in now.get("tables", ()) if table["published"]}

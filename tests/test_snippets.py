@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from object_stores import Bucket
 from servers import BINARIES
 from snippets import LANGUAGES, ROOT, Block, Reader, blocks, pages
 from walmere.errors import ConfigError
@@ -18,6 +19,7 @@ from walmere.testing.server import LOGICAL, Server
 
 NAMES = [page.relative_to(ROOT).as_posix() for page in pages()]
 TUTORIAL = "docs/tutorial.md"
+STORES = "docs/guides/object-stores.md"
 DIRECTIVES = ("background", "stop", "exit", "on", "repeat", "lose", "applied", "not")
 
 # what the reader of a page has
@@ -91,11 +93,12 @@ def servers(name: str) -> Iterator[dict[str, Server]]:
             server.remove()
 
 
-def read(name: str, directory: Path) -> None:
+def read(name: str, directory: Path, bucket: Bucket | None = None) -> None:
     """Do what the page says, from top to bottom."""
-    with servers(name) as made, Reader(directory, made) as reader:
-        if name in MIRRORED:
+    with servers(name) as made, Reader(directory, made, bucket) as reader:
+        if name in MIRRORED or bucket is not None:
             reader.read(Block(name, 0, "toml", CONFIGURATION))
+        if name in MIRRORED:
             reader.read(Block(name, 0, "sh", "walmere run -c walmere.toml --once"))
             reader.read(Block(name, 0, "sql", "UPDATE orders SET status = 'paid' WHERE id <= 100"))
             reader.read(Block(name, 0, "sh", "walmere run -c walmere.toml --once"))
@@ -108,9 +111,14 @@ def test_the_tutorial(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in NAMES if name != TUTORIAL])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (TUTORIAL, STORES)])
 def test_a_page(name: str, tmp_path: Path) -> None:
     read(name, tmp_path)
+
+
+@pytest.mark.long
+def test_the_guide_to_object_stores(tmp_path: Path, bucket: Bucket) -> None:
+    read(STORES, tmp_path, bucket)
 
 
 @pytest.mark.parametrize("name", NAMES)
