@@ -149,4 +149,5 @@ class RunDisplay:
     def _summary(self, report: Report) -> str:
         applied = report["applied_lsn"]
         upto = "" if applied is None else f", up to {applied}"
-        return f"{len(report['tables'])} tables, {rows(_changes(report))} changes applied{upto}"
+        count = len(report["tables"])
+        return f"{count} table{'s' if count != 1 else ''}, {rows(_changes(report))} changes applied{upto}"
