@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ from walmere.subscription.target.upkeep import UpkeepScheduler
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -101,6 +104,8 @@ def spark(config: Config) -> SparkSession:
         require_shared(config)
     started = session(config.subscription.name, config.spark.master, config.spark.settings, log)
     require_suitable(started.sparkContext)
+    if (address := started.sparkContext.uiWebUrl) is not None:
+        _log.warning("Spark's UI is at %s", address)
     return started
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from difflib import get_close_matches
 from pathlib import Path
@@ -46,7 +47,7 @@ def show_topic(
         near = get_close_matches(topic, known) or [name for name in known if topic in name]
         hint = f"`walmere help {near[0]}`?" if near else "`walmere help` lists the topics"
         raise ConfigError("looking for a page of the documentation", f"there is no topic {topic}", hint)
-    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^<!--.*?-->\n+", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     if json:
         print_json({"topic": topic, "title": title(page), "text": text})
     elif sys.stdout.isatty():
