@@ -41,7 +41,7 @@ def test_copies_are_shown_with_rate_and_time_left() -> None:
 def test_later_lag_and_rate_are_shown(lag: tuple[int | None, float | None], shown: str) -> None:
     report = {"applied_lsn": "0/5C0D788", "tables": [table("public.b", "r", 7, changes=1530), table("public.a", "i")]}
     line = following(report, 12.6, lag)
-    assert line == f"applied 0/5C0D788, {shown}, 13 changes/s, 1,530 changes, 1 of 2 tables ready"
+    assert line == f"applied 0/5C0D788, {shown}, 13 changes/s, 1,530 changes, 1 of 2 tables copied"
 
 
 def test_a_rate_is_that_of_the_last_seconds_and_begins_anew_when_the_number_falls() -> None:

@@ -81,9 +81,9 @@ def test_a_run_shows_what_it_does_and_quiet_shows_nothing(database18: Database, 
     with Terminal("run", "-c", mirror.file) as terminal:
         terminal.expect("starting Spark")
         terminal.expect("public.t: 50,000 rows copied", 120)
-        terminal.expect("1 of 1 tables ready", 60)
+        terminal.expect("1 of 1 tables copied", 60)
         database18.execute("DELETE FROM t WHERE id <= 10")
-        terminal.expect("10 changes, 1 of 1 tables ready", 60)
+        terminal.expect("10 changes, 1 of 1 tables copied", 60)
         terminal.interrupt()
         assert terminal.wait() == 0
         assert "1 table, 10 changes applied, up to " in terminal.text

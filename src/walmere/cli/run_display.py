@@ -29,7 +29,7 @@ _EVERY: Final = {Phase.DATA_SYNC: 10.0, Phase.READY: 60.0}
 
 def copying(tables: Sequence[Report], now: float) -> str | None:
     """The line while tables are being copied; None: none is."""
-    running = [each for each in tables if each["phase"] == Phase.DATA_SYNC and "copy_began" in each]
+    running = [each for each in tables if each["phase"] == Phase.DATA_SYNC]
     waiting = [each for each in tables if each["published"] and not Phase(each["phase"]).copied]
     if not running:
         return None
@@ -40,6 +40,8 @@ def copying(tables: Sequence[Report], now: float) -> str | None:
 
 def _copy(table: Report, now: float) -> str:
     """`public.orders 1,200,000 of about 5,000,000 rows, 410,000 rows/s, 9 s left`."""
+    if "copy_began" not in table:  # it has no snapshot yet, or is being committed
+        return str(table["name"])
     number, estimated = table["rows_copied"], table["rows_estimated"]
     speed = number / max(1.0, now - table["copy_began"])
     parts = [f"{table['name']} {rows(number)}{f' of about {rows(estimated)}' if estimated else ''} rows"]
@@ -53,15 +55,15 @@ def _copy(table: Report, now: float) -> str:
 def following(report: Report, speed: float, lag: Lag) -> str:
     """The line while changes are applied."""
     tables = [each for each in report["tables"] if each["published"]]
-    ready = [each for each in tables if each["phase"] == Phase.READY]
+    copied = [each for each in tables if Phase(each["phase"]).copied]
     lag_bytes, lag_seconds = lag
     parts = [
-        f"applied {report['applied_lsn'] or 'nothing yet'}",
+        *([] if report["applied_lsn"] is None else [f"applied {report['applied_lsn']}"]),
         f"lag {'unknown' if lag_seconds is None else span(lag_seconds)}",
         *([] if not lag_bytes else [size(lag_bytes)]),
         f"{rows(speed)} changes/s",
         f"{rows(_changes(report))} changes",
-        f"{len(ready)} of {len(tables)} tables ready",
+        f"{len(copied)} of {len(tables)} tables copied",
     ]
     return ", ".join(parts)
 
@@ -80,6 +82,7 @@ class RunDisplay:
         self._paused = paused
         self._report: Report | None = None
         self._phases: dict[str, str] = {}
+        self._copies_began: dict[str, float] = {}
         self._rate = Rate()
         self._began = time.monotonic()
         self._next = 0.0
@@ -105,16 +108,17 @@ class RunDisplay:
         for table in report["tables"]:
             before = self._phases.get(table["name"])
             self._phases[table["name"]] = table["phase"]
+            if "copy_began" in table:
+                self._copies_began[table["name"]] = table["copy_began"]
             if before is not None and table["phase"] == Phase.FINISHED_COPY != before:
                 self._line.print(f"{table['name']}: {rows(table['rows_copied'])} rows copied{self._took(table)}")
         self._report = report
 
     def _took(self, table: Report) -> str:
-        before = () if self._report is None else self._report["tables"]
-        shown: Report = next((each for each in before if each["name"] == table["name"]), {})
-        if "copy_began" not in shown:
+        began = self._copies_began.get(table["name"])
+        if began is None:
             return ""
-        seconds = max(0.001, table["copied_at"] - shown["copy_began"])
+        seconds = max(0.001, table["copied_at"] - began)
         return f" in {left(seconds)}, {rows(table['rows_copied'] / seconds)} rows/s"
 
     def _run(self) -> None:

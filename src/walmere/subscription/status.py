@@ -73,6 +73,8 @@ def status(config: Config, sink: Sink | None = None, reader: SourceReader | None
     upkeep, next_at = read_status(config.subscription.directory), next_batch(config.subscription.directory)
     # without a target nothing is applied, and no table can be behind
     behind = [each.name for each in tables if config.target is not None and _is_behind(each, log)]
+    receiving = receiver["running"] and receiver["lag_bytes"] == 0
+    reached = source.wal if receiving else log.reached
     return {
         "subscription": config.subscription.name,
         "paused": paused,
@@ -81,14 +83,14 @@ def status(config: Config, sink: Sink | None = None, reader: SourceReader | None
         "received_lsn": _text(_received(config, log.end)),
         "durable_lsn": _text(log.end),
         "applied_lsn": _text(applied),
-        "lag_bytes": _bytes(source.wal, log.end if applied is None else applied),
-        "lag_seconds": _lag_seconds(source, log, receiving=receiver["running"] and receiver["lag_bytes"] == 0),
+        "lag_bytes": _lag_bytes(source, applied if behind else reached),
+        "lag_seconds": _lag_seconds(source, log, receiving=receiving),
         "caught_up": not behind and source.wal is not None and log.reached is not None and log.reached >= source.wal,
         "behind": behind,
         "receiver": receiver,
         "tables": [
             {
-                **_table(each, source, log, copies.get(each.oid)),
+                **_table(each, source, log, reached, copies.get(each.oid)),
                 **_extent(each, extents.get(each.name), upkeep),
                 "conflicts": conflicts.get(each.name, 0),
             }
@@ -107,11 +109,13 @@ def status(config: Config, sink: Sink | None = None, reader: SourceReader | None
 def lag(config: Config, reader: SourceReader) -> tuple[int | None, float | None]:
     """`lag_bytes` and `lag_seconds` of the status, read with less effort."""
     source = reader.read(tables=False)
-    log, _ = _read_log(config, source)
+    log, tables = _read_log(config, source)
     applied = SinkPositions(config.subscription.directory).positions().get(TARGET)
     receiver = _receiver(config, source, log)
-    seconds = _lag_seconds(source, log, receiving=receiver["running"] and receiver["lag_bytes"] == 0)
-    return _bytes(source.wal, log.end if applied is None else applied), seconds
+    receiving = receiver["running"] and receiver["lag_bytes"] == 0
+    reached = source.wal if receiving else log.reached
+    behind = any(_is_behind(each, log) for each in tables)
+    return _lag_bytes(source, applied if behind else reached), _lag_seconds(source, log, receiving=receiving)
 
 
 def _read_source(config: Config, reader: SourceReader | None) -> SourceStatus:
@@ -177,6 +181,11 @@ def _lag_seconds(source: SourceStatus, log: _Log, *, receiving: bool) -> float |
     return 0.0
 
 
+def _lag_bytes(source: SourceStatus, applied: Lsn | None) -> int | None:
+    """The WAL after a position. None: not known, because nothing is applied yet."""
+    return _bytes(source.wal, applied or None)
+
+
 def _receiver(config: Config, source: SourceStatus, log: _Log) -> dict[str, Any]:
     """How far the log is behind the source."""
     running = Lock.holder(config.changelog) is not None
@@ -210,8 +219,14 @@ def _lake_bytes(extents: Mapping[str, Extent | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _table(table: TableState, source: SourceStatus, log: _Log, copying: CopyProgress | None) -> dict[str, Any]:
+def _table(
+    table: TableState, source: SourceStatus, log: _Log, reached: Lsn | None, copying: CopyProgress | None
+) -> dict[str, Any]:
+    """`reached`: everything before it was received."""
     stored = to_json(table)
+    position = table.position
+    if position is not None and table.name not in log.missing:  # it lacks only what was not received
+        position = max(position, reached or position)
     if copying is not None and table.copying:
         stored["rows_copied"] = copying.rows
     keys = ("phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published")
@@ -219,7 +234,7 @@ def _table(table: TableState, source: SourceStatus, log: _Log, copying: CopyProg
         "name": table.name,
         **{key: stored[key] for key in keys},
         "rows_estimated": source.estimated.get(table.oid),
-        "lag_bytes": _bytes(source.wal, table.position),
+        "lag_bytes": _lag_bytes(source, position),
         "lag_seconds": _table_seconds(table, source, log.missing),
         "locked": _locked(table, source),
         "next_copy": _next_copy(table),
