@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import walmere
-from walmere.cli.options import DEFAULT
+from walmere.cli import output
+from walmere.cli.options import DEFAULT, AsJson
 from walmere.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def dashboard(
     listen: Listen = ADDRESS,
     allow_host: AllowHost = None,
     token_file: TokenFile = None,
+    json: AsJson = False,
 ) -> None:
     """Show a live page about one or several subscriptions.
 
@@ -73,7 +75,11 @@ def dashboard(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     with page(Dashboard(found), ServingOptions(listen, allow_host or (), token_file)) as server:
-        announce(server.url)
+        if json:
+            output.print_json({"url": server.url})
+            sys.stdout.flush()
+        else:
+            announce(server.url)
         stopping.wait()
 
 
