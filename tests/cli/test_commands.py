@@ -56,11 +56,11 @@ def test_an_error_is_one_line_and_a_hint_and_its_traceback_is_shown_with_v(tmp_p
 
 
 def test_a_wrong_argument_is_one_line_and_a_hint(here: Here) -> None:
-    assert here("receive", "--twice") == (
-        2,
-        "",
-        "walmere: no such option: --twice (Possible options: --once)\n  hint: walmere receive -h shows the arguments\n",
-    )
+    code, out, err = here("receive", "--twice")
+    assert (code, out) == (2, "")
+    wrong, hint = err.splitlines()
+    assert wrong.startswith("walmere: no such option: --twice")
+    assert hint == "  hint: walmere receive -h shows the arguments"
 
 
 def test_an_unexpected_error_is_a_line_too(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
