@@ -74,8 +74,8 @@ class FailsWhenStaged(DeltaSink):
 class DiesWhenApplied(DeltaSink):
     """The first attempt of each task commits its batch, and its process dies before it can say so."""
 
-    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
-        version = super().apply(table, net, lsn, identity)
+    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity, after: Lsn | None = None) -> int:
+        version = super().apply(table, net, lsn, identity, after)
         if _attempt(self, "apply", table) == 0:
             os._exit(1)
         return version
@@ -84,14 +84,14 @@ class DiesWhenApplied(DeltaSink):
 class MeetsItsTwin(DeltaSink):
     """Each of the first two attempts waits for the other before it commits."""
 
-    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
+    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity, after: Lsn | None = None) -> int:
         _attempt(self, "apply", table)
         deadline = time.monotonic() + _LONGEST
         while len(seen(Path(self.path))) < 2:
             if time.monotonic() > deadline:
                 raise SinkError("waiting for another attempt", "there was none")
             time.sleep(0.002)
-        return super().apply(table, net, lsn, identity)
+        return super().apply(table, net, lsn, identity, after)
 
 
 class FailsBeforeTheCopyIsCommitted(DeltaSink):
@@ -104,12 +104,12 @@ class FailsBeforeTheCopyIsCommitted(DeltaSink):
         lsn: Lsn,
         mode: Mode = APPEND,
         schema: pa.Schema | None = None,
-        identity: Identity | None = None,
+        after: Lsn | None = None,
     ) -> int:
         if mode is OVERWRITE and not seen(Path(self.path)):
             _note(self, "commit")
             raise SinkError("committing", "the first attempt fails")
-        return super().commit(table, staged, lsn, mode, schema)
+        return super().commit(table, staged, lsn, mode, schema, after)
 
 
 def speculating(directory: Path) -> SparkContext:

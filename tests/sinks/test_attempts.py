@@ -18,7 +18,7 @@ from delta_rows import read_delta
 from sinks.histories import Change, rows_of, typed
 from walmere.apply.fold import fold
 from walmere.errors import SinkConflict, SinkMismatch, WalmereError
-from walmere.lsn import Lsn
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Net, Upkeep
 from walmere.sinks.delta.files import key_index
@@ -201,6 +201,39 @@ def test_an_attempt_of_a_longer_batch_is_not_committed_over_a_shorter_one(sink: 
     again = [sink.stage_changes(TABLE, net(update(1, 5), insert(50), delete(2)), BY_ID)]
     sink.commit_changes(TABLE, again, Lsn(200))
     assert content(sink) == [(0, 0), (1, 5), *((key, 0) for key in range(3, 10)), (50, 0)]
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize(
+    "changes", [[insert(50), insert(51)], [update(1, 5), insert(50)], [Change("T"), insert(50)]], ids=str
+)
+def test_a_longer_batch_is_not_applied_over_a_shorter_one(
+    sink: DeltaSink, paused: Pause, changes: list[Change], vectors: bool
+) -> None:
+    """Both begin at LSN 100. The shorter one, which ends at 150, is committed while the longer one is applied."""
+    sink = replace(sink, deletion_vectors=vectors)
+    begin(sink, rows(*range(10)))
+    wake = paused(lambda: replace(sink).apply(TABLE, net(*changes), Lsn(200), BY_ID, after=Lsn(100)))
+    sink.apply(TABLE, net(*changes[:1]), Lsn(150), BY_ID, after=Lsn(100))
+    expected = content(sink)
+    error = wake()
+    assert isinstance(error, SinkConflict)
+    assert error.transient
+    assert (content(sink), sink.applied(TABLE)) == (expected, Lsn(150))
+    sink.apply(TABLE, net(*changes[1:]), Lsn(200), BY_ID, after=Lsn(150))
+    assert (50, 0) in content(sink)
+    assert sink.apply(TABLE, net(*changes), Lsn(200), BY_ID, after=Lsn(100)) == sink.version(TABLE)  # it is done
+
+
+def test_staged_rows_are_not_committed_over_a_shorter_batch(sink: DeltaSink) -> None:
+    """So are logical messages and rejects."""
+    sink.create(TABLE, SCHEMA)
+    longer = sink.stage(TABLE, rows(1, 2).to_batches())
+    sink.commit(TABLE, sink.stage(TABLE, rows(1).to_batches()), Lsn(150), after=INVALID_LSN)
+    with pytest.raises(SinkConflict, match="other changes were applied"):
+        sink.commit(TABLE, longer, Lsn(200), after=INVALID_LSN)
+    sink.commit(TABLE, sink.stage(TABLE, rows(2).to_batches()), Lsn(200), after=Lsn(150))
+    assert content(sink) == [(1, 0), (2, 0)]
 
 
 def test_parts_of_a_batch_whose_files_upkeep_has_replaced_are_retried(sink: DeltaSink) -> None:

@@ -54,8 +54,16 @@ class Staged:
 
     name: TableName
     changes: Any  # see Sink.stage_changes
-    rejects: list[StagedFile]
+    rejects: StagedRejects
     found: int = 0  # version of the table when the task began
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRejects:
+    """Rejects that a task has written."""
+
+    files: Sequence[StagedFile] = ()
+    after: Lsn = INVALID_LSN  # of the rejects table, when they were chosen
 
 
 def apply_table(job: ApplyJob, sink: LakeSink) -> Applied:
@@ -85,7 +93,10 @@ def _apply_job(job: ApplyJob, sink: LakeSink) -> Applied:
     if found is None or job.of_messages:
         rows = logical_messages.read(job.blocks, reached)
         sink.create(name, MESSAGES)  # also if it was removed: it cannot be copied again
-        version = sink.commit(name, sink.stage(name, rows.to_batches()), job.end_lsn) if len(rows) else None
+        version = None
+        if len(rows):
+            staged = sink.stage(name, rows.to_batches())
+            version = sink.commit(name, staged, job.end_lsn, after=reached or INVALID_LSN)
         return Applied(job.oid, len(rows), version=version, lsn=job.end_lsn)
     result = _apply_spans(job, sink, Applied(job.oid, lsn=reached))
     if result.staged is not None:
@@ -123,8 +134,8 @@ def _apply_span(job: ApplyJob, sink: LakeSink, span: Span, reached: Lsn | None, 
         staged = sink.stage_changes(name, net, span.identity)
         return replace(before, changes=count, staged=Staged(name, staged, rejects))
     end = span.end or job.end_lsn
-    rejected = _commit_rejects(sink, name, rejects, end)
-    version = sink.apply(name, net, end, span.identity)
+    rejected = _commit_rejects(sink, name, [rejects], end)
+    version = sink.apply(name, net, end, span.identity, after=before.lsn or INVALID_LSN)
     return replace(
         before,
         changes=count,
@@ -136,26 +147,28 @@ def _apply_span(job: ApplyJob, sink: LakeSink, span: Span, reached: Lsn | None, 
 
 def _stage_rejects(
     job: ApplyJob, sink: LakeSink, span: Span, reached: Lsn | None, rejects: pa.RecordBatch
-) -> list[StagedFile]:
+) -> StagedRejects:
     """Stage the rejects that are new. The rejects table is committed first, so it may be ahead of the table."""
     if not rejects.num_rows:
-        return []
+        return StagedRejects()
     name = Rejects.table(job.shape.table)
     sink.create(name, Rejects.SCHEMA)
     there = sink.applied(name)
     if there is not None and there > max(reached or INVALID_LSN, job.blocks.refs[0].position):
         again = changes.decode(job.blocks, span, job.types, there, job.part)
         if again is None or not again.rejects.num_rows:
-            return []
+            return StagedRejects()
         rejects = again.rejects
-    return sink.stage(name, [rejects])
+    return StagedRejects(sink.stage(name, [rejects]), there or INVALID_LSN)
 
 
-def _commit_rejects(sink: LakeSink, name: TableName, rejects: list[StagedFile], lsn: Lsn) -> int | None:
+def _commit_rejects(sink: LakeSink, name: TableName, parts: Sequence[StagedRejects], lsn: Lsn) -> int | None:
     """Returns the number of rows in the rejects table; None if none were added."""
-    if not rejects:
+    parts = [part for part in parts if part.files]
+    if not parts:
         return None
-    sink.commit(Rejects.table(name), rejects, lsn)
+    files = [file for part in parts for file in part.files]
+    sink.commit(Rejects.table(name), files, lsn, after=min(part.after for part in parts))
     return sink.count(Rejects.table(name))
 
 
@@ -174,7 +187,7 @@ def _commit_parts(sink: LakeSink, parts: Sequence[Applied], end_lsn: Lsn) -> App
         # not staged: the table already had the batch, or one task has applied all of it
         return (refused or [part for part in parts if part.version is not None] or parts)[0]
     name = staged[0].name
-    rejects = _commit_rejects(sink, name, [file for part in staged for file in part.rejects], end_lsn)
+    rejects = _commit_rejects(sink, name, [part.rejects for part in staged], end_lsn)
     version = sink.commit_changes(name, [part.changes for part in staged], end_lsn)
     seconds = max(part.seconds for part in parts)
     done = Applied(parts[0].oid, sum(part.changes for part in parts), rejects, seconds, version, end_lsn)

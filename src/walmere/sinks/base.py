@@ -17,7 +17,8 @@ What a sink promises:
    that it gave up finish later (a zombie executor). In any order, one of them takes effect. `stage` gives every file a
    unique name and makes nothing visible; only a commit does. A commit is made against the version at which the LSN was
    read, and fails if there is a later one. Then the LSN is read again, and the loser finds that the work is done. A
-   zombie that commits much later finds a later LSN, and changes nothing either.
+   zombie that commits much later finds a later LSN, and changes nothing either. If the batches of two attempts end at
+   different LSNs, the longer one may find a part of its work done: it fails, and is retried from there (`after`).
 5. **Durable.** When `commit` or `apply` returns, a crash of the machine does not undo it. (On a local disk, files, log
    and directories are fsynced. An object store does it by itself.)
 6. **Exact.** A table has the published columns, in order, all nullable, and no others. Values are not changed. When the
@@ -310,11 +311,19 @@ class LakeSink(Sink, Protocol):
         lsn: Lsn,
         mode: Mode = APPEND,
         schema: pa.Schema | None = None,
+        after: Lsn | None = None,
     ) -> int:
-        """Make staged files part of the table, all at once, with this LSN; with OVERWRITE, also with these columns."""
+        """Make staged files part of the table, all at once, with this LSN; with OVERWRITE, also with these columns.
 
-    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
-        """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored."""
+        `after`: the LSN that the table had when the rows were chosen, 0/0 if it had none. If it has another one now,
+        SinkConflict is raised; None: it is not compared.
+        """
+
+    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity, after: Lsn | None = None) -> int:
+        """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored.
+
+        `after` is that of `commit`: the changes are those after this LSN.
+        """
 
     def stage_changes(self, table: TableName, net: Net, identity: Identity) -> Any:
         """Do all but the commit of `apply`, for a part of a batch, from within a task. It has no TRUNCATE.

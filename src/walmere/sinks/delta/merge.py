@@ -27,7 +27,7 @@ from walmere.sinks.delta.files.hits import fill_carried, take_counted
 from walmere.sinks.delta.files.key_index import KeyIndex
 from walmere.sinks.delta.files.parquet import conform
 from walmere.sinks.delta.log import history
-from walmere.sinks.delta.log.commit import Change
+from walmere.sinks.delta.log.commit import Change, overtaken
 from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.tables import DeltaTables
 from walmere.sinks.row_index import I64, RowIndex, one_array
@@ -76,10 +76,10 @@ def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: 
     for part in parts:
         for path, rows in part.deleted.items():
             deleted.setdefault(path, []).append(rows)
-    doing = f"committing to the Delta table {table}"
     if any(part.lsn != tables.lsn_of(version) for part in parts):  # a part that another attempt has found earlier
-        raise SinkConflict(doing, "other changes were applied since its rows were found", "the batch is retried")
+        raise overtaken(table)
     if not set(deleted) <= set(version.adds):
+        doing = f"committing to the Delta table {table}"
         raise SinkConflict(doing, "another program has replaced its files", "the batch is retried")
     directory = tables.directory(table)
     removed: list[str] = []

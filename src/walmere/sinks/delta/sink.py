@@ -26,7 +26,7 @@ multiset), and cannot get values from the row of another key (TOAST and a change
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -163,29 +163,30 @@ class DeltaSink(DeltaTables):
         lsn: Lsn,
         mode: Mode = APPEND,
         schema: pa.Schema | None = None,
+        after: Lsn | None = None,
     ) -> int:
         """Make staged files part of the table, all at once, with this LSN; with OVERWRITE, also with these columns."""
         operation = "COPY" if mode is OVERWRITE else "APPLY"
         metrics = history.rows(sum(file.rows for file in staged))
         change = Change(staged, mode=mode, schema=schema, operation=operation, metrics=metrics)
-        return commit(self, table, lsn, lambda found: self._switched(found, change))
+        return commit(self, table, lsn, lambda found: self._switched(found, change), after)
 
-    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
+    def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity, after: Lsn | None = None) -> int:
         """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored."""
         if net.empty:
             return self.version(table)
         vectors_stay = self.deletion_vectors or all(file.vector is None for file in self.current(table).files)
         if net.truncate or (net.append_only and vectors_stay):
-            return self._replace_or_append(table, net, lsn, identity)
+            return commit(self, table, lsn, self._replacing_or_appending(table, net, identity), after)
         if not self.deletion_vectors:
-            return commit(self, table, lsn, lambda found: self._rewrite(table, found, net, identity))
+            return commit(self, table, lsn, lambda found: self._rewrite(table, found, net, identity), after)
         found: list[merge.Found] = []
 
         def marked(version: TableVersion) -> Change:
             found.append(merge.find(self, table, version, net, identity, found[-1] if found else None))
             return merge.change(self, table, version, found[-1:])
 
-        return commit(self, table, lsn, marked)
+        return commit(self, table, lsn, marked, after)
 
     def stage_changes(self, table: TableName, net: Net, identity: Identity) -> merge.Found:
         """Do all but the commit of `apply`, for a part of a batch, from within a task."""
@@ -203,8 +204,10 @@ class DeltaSink(DeltaTables):
         """Bring the table to this LSN, by what tasks have staged."""
         return commit(self, table, lsn, lambda version: merge.change(self, table, version, parts))
 
-    def _replace_or_append(self, table: TableName, net: Net, lsn: Lsn, identity: Identity) -> int:
-        """Apply a batch that does not depend on the rows of the target. Its files are written once."""
+    def _replacing_or_appending(
+        self, table: TableName, net: Net, identity: Identity
+    ) -> Callable[[TableVersion], Change]:
+        """The commit of a batch that does not depend on the rows of the target. Its files are written once."""
         mode = OVERWRITE if net.truncate else APPEND
         schema = self.current(table).arrow_schema
         index = self._index(table, schema, identity) if identity.keyed else None
@@ -212,7 +215,7 @@ class DeltaSink(DeltaTables):
         parameters = {"truncate": "true"} if net.truncate else {}
         metrics = history.rows(sum(file.rows for file in staged))
         change = Change(staged, mode=mode, parameters=parameters, metrics=metrics)
-        return commit(self, table, lsn, lambda found: self._switched(found, change))
+        return lambda found: self._switched(found, change)
 
     def _switched(self, found: TableVersion, change: Change) -> Change:
         """The change; it also switches deletion vectors off, if no file has one after it and none is to have one."""

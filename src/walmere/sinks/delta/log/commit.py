@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from walmere.errors import SinkConflict, SinkError, SinkMismatch, StoreError
-from walmere.lsn import Lsn
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
 from walmere.sinks.delta.files.data_file import DataFile, count
@@ -48,8 +48,17 @@ class Change:
     metrics: Mapping[str, int] = field(default_factory=dict)
 
 
-def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[TableVersion], Change]) -> int:
-    """Commit what `change` returns for the newest version, unless the table has reached the LSN."""
+def commit(
+    tables: DeltaTables,
+    table: TableName,
+    lsn: Lsn,
+    change: Callable[[TableVersion], Change],
+    after: Lsn | None = None,
+) -> int:
+    """Commit what `change` returns for the newest version, unless the table has reached the LSN.
+
+    `after` is described in `LakeSink.commit`.
+    """
     for attempt in range(ATTEMPTS):
         time.sleep(0.01 * attempt)
         found = tables.current(table)
@@ -57,6 +66,8 @@ def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[Ta
         reached = tables.lsn_of(found)
         if reached is not None and reached >= lsn:
             return found.version
+        if after is not None and (reached or INVALID_LSN) != after:
+            raise overtaken(table)
         try:
             wanted = change(found)
         except FileNotFoundError as error:
@@ -71,6 +82,12 @@ def commit(tables: DeltaTables, table: TableName, lsn: Lsn, change: Callable[[Ta
         f"another program committed first, {ATTEMPTS} times in a row",
         "if another program writes to the table, stop it: a mirror has one writer",
     )
+
+
+def overtaken(table: TableName) -> SinkConflict:
+    """The error if another attempt has applied a part of the changes of a batch."""
+    doing = f"committing to the Delta table {table}"
+    return SinkConflict(doing, "other changes were applied since this batch was read", "the batch is retried")
 
 
 def missing_file(tables: DeltaTables, table: TableName, found: TableVersion, error: FileNotFoundError) -> SinkError:
