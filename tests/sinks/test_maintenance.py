@@ -99,6 +99,44 @@ def on_disk(sink: DeltaSink, directory: str = "") -> set[str]:
     return {each.name for each in path.iterdir() if each.is_file()} if path.exists() else set()
 
 
+# What is rewritten
+
+
+def test_a_file_is_purged_when_its_vectors_have_taken_as_many_bytes_as_the_file(sink: DeltaSink) -> None:
+    """A batch writes the whole vector of each file that it touches, so one row per batch costs what was deleted before."""
+    begin(sink, rows(*range(5000)))
+    [old] = sink.current(TABLE).files
+    limits = Upkeep(deleted_share=0.9)
+
+    def is_purged() -> bool:
+        return any(old.path in {file.path for file in work.files} for work in sink.plan_upkeep(TABLE, BY_ID, limits))
+
+    sink = replace(sink, file_size=2 * old.size)  # then the file is not a small one
+    written, count = 0, 0
+    while not is_purged():
+        do(sink, delete(7 * count % 5000))
+        written += sink.current(TABLE).adds[old.path]["deletionVector"]["sizeInBytes"]
+        count += 1
+        assert written < old.size or is_purged()
+    assert written >= old.size
+    replay._kept.clear()  # another process knows the vectors since the last checkpoint
+    assert is_purged()
+    sink.optimize(TABLE, BY_ID, limits)
+    assert old.path not in sink.current(TABLE).adds
+    assert not is_purged()
+    assert len(content(sink)) == 5000 - count
+
+
+def test_a_new_vector_counts_as_written_and_its_file_does_not(sink: DeltaSink) -> None:
+    begin(sink, rows(*range(5000)))
+    before, [file] = sink.extent(TABLE), sink.current(TABLE).files
+    do(sink, delete(1))
+    after = sink.extent(TABLE)
+    assert before is not None
+    assert after is not None
+    assert before.written < after.written < before.written + file.size
+
+
 # What happens while files are rewritten
 
 

@@ -3,8 +3,10 @@
 Every batch adds a small file and marks rows as deleted. Both make reads slower, and every batch writes the vectors of
 the files that it touches. So files are rewritten from time to time, beside the stream:
 
-1. `plan` chooses files: those with too large a share of deleted rows, and small ones of similar size. Files of similar
-   size are joined, so a row is written again once for each level of sizes, not with every join.
+1. `plan` chooses files: those with too large a share of deleted rows, those whose vectors have taken as many bytes as
+   the file itself, and small ones of similar size. A vector is written whole with every batch that touches its file, so
+   without the second rule a batch would cost what was deleted long before it. Files of similar size are joined, so a
+   row is written again once for each level of sizes, not with every join.
 2. `rewrite` writes their rows into new files. It runs in a task, for as long as it takes.
 3. `replace` commits. Batches may have deleted rows of the old files meanwhile: they are marked in the new files. So
    neither waits for the other, and nothing is done twice.
@@ -82,7 +84,9 @@ def plan(tables: DeltaTables, table: TableName, identity: Identity | None, limit
     purged, small = [], []
     for file in found.files:
         rows = file.rows(directory)
-        if file.vector is not None and (not tables.deletion_vectors or file.deleted >= limits.deleted_share * rows):
+        many = file.deleted >= limits.deleted_share * rows
+        costly = found.vector_bytes.get(file.path, 0) >= file.size
+        if file.vector is not None and (not tables.deletion_vectors or many or costly):
             purged.append(file)
         elif file.size < tables.file_size // 4:
             small.append(file)

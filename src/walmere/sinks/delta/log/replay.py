@@ -61,6 +61,7 @@ class TableVersion:
     transactions: Mapping[str, int] = field(default_factory=dict)
     adds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the `add` actions of its files, by path
     written: int = 0  # bytes of files and vectors in the commits that were replayed, without a checkpoint
+    vector_bytes: Mapping[str, int] = field(default_factory=dict)  # by path: of all vectors that the file has had
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -93,13 +94,17 @@ class TableVersion:
         """The table after the actions of the next commit."""
         protocol, metadata = self.protocol, self.metadata
         transactions, adds, written = dict(self.transactions), dict(self.adds), self.written
+        vector_bytes = dict(self.vector_bytes)
         for action in actions:
             for kind, content in action.items():
                 match kind:
                     case "add":
-                        written += (content.get("deletionVector") or {}).get("sizeInBytes", 0)
-                        written += 0 if content["path"] in adds else content["size"]
-                        adds[content["path"]] = content
+                        path, vector = content["path"], content.get("deletionVector")
+                        adds[path] = content
+                        if vector is not None:
+                            vector_bytes[path] = vector_bytes.get(path, 0) + vector["sizeInBytes"]
+                            written += vector["sizeInBytes"]
+                        written += 0 if path in self.adds else content["size"]
                     case "remove":
                         # a commit that replaces the vector of a file adds and removes the same path, in any order
                         found = adds.get(content["path"])
@@ -111,7 +116,8 @@ class TableVersion:
                         metadata = content
                     case "txn":
                         transactions[content["appId"]] = content["version"]
-        return TableVersion(version, protocol, metadata, transactions, adds, written)
+        vector_bytes = {path: size for path, size in vector_bytes.items() if path in adds}
+        return TableVersion(version, protocol, metadata, transactions, adds, written, vector_bytes)
 
 
 def _vector_id(action: Mapping[str, Any]) -> tuple[Any, ...] | None:
