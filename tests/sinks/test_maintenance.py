@@ -103,7 +103,7 @@ def on_disk(sink: DeltaSink, directory: str = "") -> set[str]:
 
 
 def test_a_file_is_purged_when_its_vectors_have_taken_as_many_bytes_as_the_file(sink: DeltaSink) -> None:
-    """A batch writes the whole vector of each file that it touches, so one row per batch costs what was deleted before."""
+    """A batch writes the whole vector of each file that it touches, so one row costs what was deleted before."""
     begin(sink, rows(*range(5000)))
     [old] = sink.current(TABLE).files
     limits = Upkeep(deleted_share=0.9)

@@ -165,7 +165,9 @@ def test_rows_that_a_deletion_vector_has_deleted_stay_so(
     assert found["id"].to_pylist() == ([0, 2, 4] if all_marked else [0, 2, 4, 10, 11])
 
 
-@pytest.mark.parametrize("limits", [{}, {"_MAX_ROWS": 3}, {"_MAX_FILES": 2}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"_MAX_ROWS": 3}, {"_MAX_FILES": 2}, {"_LARGE_BYTES": 1}, {"_LARGE_BYTES": 1, "_MAX_LARGE": 2}]
+)
 def test_files_of_the_same_size_are_not_mistaken_and_filters_are_pushed_down(
     spark: SparkSession, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:

@@ -6,8 +6,9 @@ down, batches stay columnar. A column that an older file does not have is NULL.
 Rows that a deletion vector has deleted are filtered by their row number, `_metadata.row_index`. The filter has the
 vectors of all its files as one array of 64-bit words, with one bit per row, which it gets by a scalar subquery. In our
 measurements this takes less time than a join with the deleted positions, and it costs the same for few and for many of
-them. The file of a row is recognised by its size, because a hash of its name for every row costs more. Files of the
-same size are read by different filters.
+them. A large file has a filter of its own. Smaller files share one, so that the plan has few parts. There, the file of
+a row is recognised by its size, because a hash of its name for every row costs more. Files of the same size are read by
+different filters.
 
 Spark itself reads an object store only with jars and settings of its own. So the files of a table there are read by
 Python tasks, as Walmere writes them. Columns and filters are not pushed down to these.
@@ -44,6 +45,9 @@ _OPTIONS: Final[Mapping[str, str]] = {
 _MAX_ROWS: Final = 1 << 26
 """Of the files of one filter: its array is sent to all executors, and has one bit per row."""
 _MAX_FILES: Final = 256
+_LARGE_BYTES: Final = 16 << 20
+_MAX_LARGE: Final = 64
+"""So many files, the largest ones, have a filter of their own if they have at least so many bytes."""
 _PIECE_BYTES: Final = 32 << 20
 """The size of the files that one task reads from an object store, about."""
 _BATCH_ROWS: Final = 1 << 14
@@ -61,7 +65,12 @@ def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
 
     plain, marked = pinned.files()
     parts = [read(plain)] if plain else []
-    for group in _groups(marked, pinned.directory):
+    marked.sort(key=lambda file: file.size, reverse=True)
+    large = sum(file.size >= _LARGE_BYTES for file in marked[:_MAX_LARGE])
+    for file in marked[:large]:
+        rows = read([file])
+        parts.append(rows.where(_is_not_deleted_of(spark, rows, file, pinned.directory)))
+    for group in _groups(marked[large:], pinned.directory):
         rows = read(group.files)
         parts.append(rows.where(_is_not_deleted(spark, rows, group.files, pinned.directory)))
     if not parts:
@@ -131,17 +140,33 @@ def _groups(files: Iterable[DataFile], directory: Directory) -> list[_Group]:
     return groups
 
 
+def _is_not_deleted_of(spark: SparkSession, rows: DataFrame, file: DataFile, directory: Directory) -> Column:
+    """Whether a row of a file is not deleted."""
+    row = rows.metadataColumn("_metadata")["row_index"]  # not by its name, which a column of the table may have
+    return _is_zero(F.get(_array(spark, _words(file, directory)), F.shiftright(row, 6).cast("int")), row)
+
+
 def _is_not_deleted(spark: SparkSession, rows: DataFrame, files: Sequence[DataFile], directory: Directory) -> Column:
     """Whether a row of these files, which have different sizes, is not deleted."""
     slots, words = _lookup(files, directory)
-    array = spark.createDataFrame(pa.table({"words": pa.array([words], pa.list_(pa.int64()))})).scalar()
-    metadata = rows.metadataColumn("_metadata")  # not by its name, which a column of the table may have
+    array = _array(spark, words)
+    metadata = rows.metadataColumn("_metadata")
     row, size = metadata["row_index"], metadata["file_size"]
     slot = (F.pmod(size, F.lit(slots)) * 2).cast("int")
     other_size = F.raise_error(F.lit(f"a file of {directory.location} has another size than in the table's log"))
     first = F.when(F.get(array, slot) == size, F.get(array, slot + 1)).otherwise(other_size.cast("bigint"))
-    word = F.get(array, (first + F.shiftright(row, 6)).cast("int"))
-    return F.getbit(word, row.bitwiseAND(63).cast("int")) == 0
+    return _is_zero(F.get(array, (first + F.shiftright(row, 6)).cast("int")), row)
+
+
+def _array(spark: SparkSession, words: I64) -> Column:
+    """An array for all rows. Its elements are not nullable: then none is checked for every row."""
+    kind = pa.list_(pa.field("element", pa.int64(), nullable=False))
+    return spark.createDataFrame(pa.table({"words": pa.array([words], kind)})).scalar()
+
+
+def _is_zero(word: Column, row: Column) -> Column:
+    """Whether the bit of a row is not set. (`getbit` checks the position for every row, and takes longer.)"""
+    return F.call_function("shiftright", word, row.bitwiseAND(63).cast("int")).bitwiseAND(F.lit(1)) == 0
 
 
 def _lookup(files: Sequence[DataFile], directory: Directory) -> tuple[int, I64]:
