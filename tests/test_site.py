@@ -36,6 +36,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_another_host(t
         text = page.read_text(encoding="utf-8")
         assert not re.search(loading, text), page
         assert 'class="mermaid"' not in text, f"{page}: Material gets mermaid from another host"
+        assert r"\|" not in text, f"{page}: a backslash that is for GitHub only"
         assert "md-source" not in text, f"{page}: Material asks GitHub for facts about the repository"
     for sheet in tmp_path.rglob("*.css"):
         assert not re.search(rf"(url\(|@import\s+)[\"']?{other}", sheet.read_text()), sheet
@@ -43,7 +44,8 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_another_host(t
 
 def test_a_broken_link_and_a_page_that_is_not_in_the_navigation_are_errors(tmp_path: Path) -> None:
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for directory in ("docs", "scripts"):
+        shutil.copytree(ROOT / directory, tmp_path / directory)
     (tmp_path / "docs" / "lost.md").write_text("[a page](nowhere.md), [an anchor](guides/read.md#nowhere)\n")
     built = build(tmp_path, tmp_path / "site")
     assert built.returncode != 0
