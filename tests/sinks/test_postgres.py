@@ -162,6 +162,49 @@ def test_other_types_and_another_order_of_columns(database: Database, sink: Post
     assert sorted(database.rows("SELECT id, count::text, tags FROM t")) == [("1", "5.00", None), ("3", "0.00", '{"a"}')]
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("box", "(3,4),(1,2)"),  # an array of it has another delimiter
+        ("box[]", "{(3,4),(1,2);(1,1),(0,0)}"),
+        ("int[]", "{{1,2},{3,NULL}}"),
+        ("pair", '(7,"a ""b"", c")'),
+        ("pair[]", '{"(1,x)","(2,)"}'),
+        ("kind", "odd, one"),
+        ("small", "42"),
+        ('"char"', "\\377"),
+        ("bit(3)", "101"),
+        ("varbit", ""),
+        ("int4range", "[1,5)"),
+        ("jsonb", '{"k": ["a\\\\b", null]}'),
+        ("tsvector", "'a':1 'b c':2"),
+        ("bytea", "\\x005c22"),
+        ("text", 'NULL, "quoted" \\ {}'),
+        ("timestamptz", "infinity"),
+    ],
+)
+def test_values_of_every_kind_are_updated_and_found_by_sets_of_rows(database: Database, kind: str, value: str) -> None:
+    database.execute(
+        "CREATE TYPE pair AS (a int, b text)",
+        "CREATE TYPE kind AS ENUM ('even', 'odd, one')",
+        "CREATE DOMAIN small AS int2",
+        f"CREATE TABLE t (id int8 PRIMARY KEY, v {kind}, w {kind})",
+    )
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string()), ("w", pa.string())])
+    writer = DatabaseWriter(sink_of(database))
+    copy = writer.begin_copy(TABLE, schema)
+    copy.range(0, [(1, None, None), (2, None, value), (3, None, None)])
+    copy.commit(100)
+    writer.apply(TABLE, [Change("U", (1, value, None)), Change("U", (2, None, None))], 200, BY_ID, schema)
+    expected = [(1, value, None), (2, None, None), (3, None, None)]
+    assert database.rows("SELECT id, v::text, w::text FROM t ORDER BY id") == expected
+    writer.apply(TABLE, [Change("D", None, (1, value, None), ord("O"))], 300, Identity("f", ()), schema)
+    assert database.rows("SELECT id FROM t ORDER BY id") == [(2,), (3,)]
+    assert not conflicts(database)
+    clean(database)
+    database.execute("DROP TYPE pair, kind, small")
+
+
 def test_identity_columns_are_written(database: Database, sink: PostgresSink) -> None:
     database.execute("ALTER TABLE t ALTER id ADD GENERATED ALWAYS AS IDENTITY")
     database.execute(

@@ -51,7 +51,8 @@ LATERAL (
         a.attname, format_type(base.type, -1), format_type(base.type, base.modifier),
         format_type(a.atttypid, a.atttypmod), a.attidentity, a.attgenerated <> '',
         (SELECT quote_ident(o.nspname) FROM pg_operator e JOIN pg_namespace o ON o.oid = e.oprnamespace
-         WHERE e.oprname = '=' AND e.oprleft = base.type AND e.oprright = base.type LIMIT 1)
+         WHERE e.oprname = '=' AND e.oprleft = base.type AND e.oprright = base.type LIMIT 1),
+        (SELECT y.typarray <> 0 AND y.typdelim = ',' AND y.typtype <> 'c' FROM pg_type y WHERE y.oid = base.type)
     ) ORDER BY a.attnum) AS found
     FROM pg_attribute a LEFT JOIN bases ON bases.domain = a.atttypid, LATERAL (
         SELECT coalesce(bases.type, a.atttypid) AS type,
@@ -86,6 +87,7 @@ class TargetColumn:
     identity: str  # pg_attribute.attidentity
     generated: bool
     operator_schema: str | None  # of its = operator, if the type has one of its own
+    has_array: bool  # values can be elements of an array that unnest divides again
 
     @property
     def equals(self) -> Composable:
@@ -100,6 +102,11 @@ class TargetColumn:
         """
         limited = self.padded or self.stored.startswith(("character varying", "bit"))
         return self.type if limited else self.stored
+
+    @property
+    def array(self) -> str:
+        """The type of a parameter with the values of many rows: the server reads each of them once, if it can."""
+        return f"{self.type}[]" if self.has_array else "text[]"
 
     @property
     def padded(self) -> bool:

@@ -1,4 +1,4 @@
-"""The statements that apply the net effect of a batch to one table, set by set. Values are parameters of type text[].
+"""The statements that apply the net effect of a batch to one table, set by set. Values are array parameters.
 
 No staging table is needed: `unnest` of the parameters is the set, the planner knows its size, and no catalog grows.
 
@@ -77,7 +77,8 @@ def _part(rows: pa.Table, some: slice) -> pa.Table:
 
 def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:
     places = {name: f"k{number}" for number, name in enumerate(keys.column_names)}
-    values, same = _set(relation, list(places.values()), places), _same_key(relation, places)
+    arrays = {place: relation.columns[name].array for name, place in places.items()}
+    values, same = _set(relation, arrays, places), _same_key(relation, places)
     query = SQL("DELETE FROM {} AS t USING {} WHERE {}").format(relation.only, values, same)
     matches = SQL("FROM {} AS t, {} WHERE {}").format(relation.only, values, same)
     by_index = relation.has_index(keys.column_names)
@@ -138,7 +139,7 @@ def _update(
 ) -> Statement:
     keys = {name: f"k{number}" for number, name in enumerate(update_keys.column_names)}
     parameters = [text_array(column) for column in update_keys.columns]
-    places = list(keys.values())
+    arrays = {place: relation.columns[name].array for name, place in keys.items()}
     assignments: list[Composable] = []
     conditions: list[Composable] = []
     for number, (name, mask) in enumerate(zip(updates.column_names, unchanged, strict=True)):
@@ -146,20 +147,20 @@ def _update(
         if name in keys and updates[name].equals(update_keys[name]):
             continue  # no key changes
         parameters.append(text_array(updates[name]))
-        places.append(f"c{number}")
+        arrays[f"c{number}"] = column.array
         if column.identity == "a":  # SQL cannot update it: rows in which it changes are applied one by one
             conditions.append(SQL("t.{} = s.{}").format(column.sql, SQL(f"c{number}::{column.type}")))
             continue
         value: Composable = SQL(f"s.c{number}::{column.type}")
         if mask is not None:
             parameters.append(bool_array(mask))
-            places.append(f"u{number}")
-            value = SQL("CASE WHEN s.{}::bool THEN t.{} ELSE {} END").format(SQL(f"u{number}"), column.sql, value)
+            arrays[f"u{number}"] = "bool[]"
+            value = SQL("CASE WHEN s.{} THEN t.{} ELSE {} END").format(SQL(f"u{number}"), column.sql, value)
         assignments.append(SQL("{} = {}").format(column.sql, value))
     if not assignments:  # a table whose columns are all in the key: an UPDATE changes nothing
         plain = (each for each in relation.columns.values() if each.identity != "a" and not each.generated)
         assignments += [SQL("{0} = t.{0}").format(each.sql) for each in plain][:1]
-    values, same = _set(relation, places, keys), _same_key(relation, keys)
+    values, same = _set(relation, arrays, keys), _same_key(relation, keys)
     where = SQL(" AND ").join([same, *conditions])
     query = SQL("UPDATE {} AS t SET {} FROM {} WHERE {}").format(
         relation.only, SQL(", ").join(assignments), values, where
@@ -170,10 +171,13 @@ def _update(
     return Statement(query, parameters, len(updates), matches, relation.has_index(list(keys)))
 
 
-def _set(relation: TargetRelation, places: Sequence[str], keys: Mapping[str, str]) -> Composed:
-    """The parameters as a set of rows s. In the order of the primary key, neighbouring rows are found together."""
-    arrays = SQL(", ").join(SQL(f"${number + 1}::text[]") for number in range(len(places)))
-    rows = SQL("unnest({}) AS s({})").format(arrays, SQL(", ").join(map(SQL, places)))
+def _set(relation: TargetRelation, arrays: Mapping[str, str], keys: Mapping[str, str]) -> Composed:
+    """The parameters as a set of rows s. In the order of the primary key, neighbouring rows are found together.
+
+    `arrays`: by the name that a column has in s, the type of its parameter, in order.
+    """
+    parameters = SQL(", ").join(SQL(f"${number + 1}::{kind}") for number, kind in enumerate(arrays.values()))
+    rows = SQL("unnest({}) AS s({})").format(parameters, SQL(", ").join(map(SQL, arrays)))
     if set(keys) != set(relation.primary_key):  # a type in another unique index need not have an order
         return rows
     order = SQL(", ").join(SQL(f"{keys[name]}::{relation.columns[name].type}") for name in relation.primary_key)

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.adapt import Dumper
-from psycopg.postgres import types
 
 from walmere.sinks.row_index import one_array
 
@@ -43,7 +42,7 @@ def _copy_piece(columns: Sequence[pa.Array], count: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TextArray:
-    """A parameter of type text[]."""
+    """A parameter that is an array, as text. The statement says of which type."""
 
     literal: bytes
 
@@ -51,7 +50,7 @@ class TextArray:
 class TextArrayDumper(Dumper):
     """Sends a TextArray as it is."""
 
-    oid = types["text"].array_oid
+    oid = 0  # unknown
 
     def dump(self, obj: TextArray) -> bytes:
         return obj.literal
