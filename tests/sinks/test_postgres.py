@@ -445,7 +445,7 @@ def test_settings_of_the_planner_hold_only_for_the_statements_that_need_them(
     begin(sink, row(1))
     with sink.transaction([TABLE]) as transaction:
         net = fold_rows(text_changes([update(1, count=1)], SCHEMA).changes, BY_ID)
-        assert transaction.apply_set(TABLE, net)
+        assert transaction.apply_set(statements.row_set(transaction.relations[TABLE], net))
         names = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan")
         settings = ", ".join(f"current_setting('{name}')" for name in names)
         assert transaction.connection.execute(f"SELECT {settings}".encode()).fetchall() == [("on",) * 3]
@@ -463,7 +463,7 @@ def test_an_index_of_another_collation_is_not_relied_on(database: Database) -> N
         net = fold_rows(text_changes([Change("D", None, row(1, note="a"), ord("K"))], SCHEMA).changes, by_note)
         [statement] = statements.changes_of(transaction.relations[TABLE], net)
         assert not statement.by_index
-        assert transaction.apply_set(TABLE, net)
+        assert transaction.apply_set(statements.row_set(transaction.relations[TABLE], net))
     clean(database)
 
 

@@ -7,29 +7,28 @@ or they are applied row by row, in the order of the source. See `walmere.sinks.p
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from walmere.apply.decode import TextChanges, Truncation, decode_text, next_span
-from walmere.apply.fold import Changes
+from walmere.apply.chunks import Truncated, apply_in_chunks, by_sets, is_large
+from walmere.apply.decode import Span, TextChanges, Truncation, decode_text, next_span
 from walmere.apply.fold_rows import fold_rows, require_identity
 from walmere.apply.jobs import ApplyJob, Batch
+from walmere.apply.row_changes import row_changes
 from walmere.apply.standing import compare
 from walmere.apply.worker import Applied, Stopped
 from walmere.changelog.plan import TwoPhase
-from walmere.errors import ChangeLogDamaged, NotMirrored, SinkMismatch, TypeMismatch
-from walmere.lsn import Lsn
+from walmere.errors import ChangeLogDamaged, NotMirrored, SinkMismatch, TypeMismatch, WalmereError
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import Standing
 from walmere.sinks.postgres import prepared
-from walmere.sinks.postgres.relation import TargetRelation, missing_table
-from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
+from walmere.sinks.postgres.relation import missing_table
+from walmere.sinks.postgres.rows.changes import TruncateRows
 from walmere.sinks.postgres.sink import PostgresSink
+from walmere.sinks.postgres.statements import row_set
 from walmere.sinks.postgres.transaction import TargetTransaction
 
 _DOING = "applying changes to the target"
@@ -114,20 +113,15 @@ def _apply_jobs(
     """Apply jobs in one transaction. `gid`: of a prepared transaction that has done this for the tables `applied`."""
     began = time.monotonic()
     with sink.transaction([job.shape.table for job in jobs]) as transaction:
-        results: dict[int, Applied] = {}
-        work: list[TableChanges] = []
-        for job in jobs:
-            table = job.shape.table
-            stored = transaction.stored.get(table)
-            if table in applied and stored is not None:
-                results[job.oid] = Applied(job.oid)
-                transaction.reached[table] = job.end_lsn
-                continue
-            try:
-                results[job.oid], its = _read(job, transaction, batch.skip)
-                work += its
-            except (NotMirrored, SinkMismatch, TypeMismatch) as error:
-                results[job.oid] = Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=str(error)))
+        done = [job for job in jobs if job.shape.table in applied and job.shape.table in transaction.stored]
+        transaction.reached |= {job.shape.table: job.end_lsn for job in done}
+        results = {job.oid: Applied(job.oid) for job in done}
+        others = [job for job in jobs if job.oid not in results]
+        large = _large(others, transaction) if gid is None else {}
+        work = _read_all([job for job in others if job.oid not in large], transaction, batch.skip, results)
+        truncated = any(each.changes.truncations for each in work)  # perhaps together with large ones
+        if large and (truncated or not _apply_large(large, transaction, batch.skip, results)):
+            work += _read_all([job for job, _ in large.values()], transaction, batch.skip, results)
         apply_changes(transaction, work)
         for each in work:
             transaction.reached[each.table] = each.end
@@ -153,24 +147,87 @@ def _time(batch: Batch) -> str | None:
     return None if batch.commit_time is None else datetime.fromtimestamp(batch.commit_time / 1e6, UTC).isoformat()
 
 
-def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tuple[Applied, list[TableChanges]]:
-    """Read the changes of a table up to the first that it cannot take, such as a new definition."""
+def _large(jobs: Sequence[ApplyJob], transaction: TargetTransaction) -> dict[int, tuple[ApplyJob, Span]]:
+    """The jobs that are applied in chunks, and what they apply."""
+    found: dict[int, tuple[ApplyJob, Span]] = {}
+    for job in filter(is_large, jobs):
+        with suppress(NotMirrored, SinkMismatch, TypeMismatch):  # `_read` raises it again
+            standing = _standing(job, transaction)
+            if standing.stopped is not None or (standing.lsn or INVALID_LSN) >= job.end_lsn:
+                continue
+            span = next_span(job.blocks, job.shape, standing.lsn, job.identity)
+            if span is not None and by_sets(job, span, transaction):
+                found[job.oid] = (job, span)
+    return found
+
+
+def _apply_large(
+    large: Mapping[int, tuple[ApplyJob, Span]],
+    transaction: TargetTransaction,
+    skip: Lsn | None,
+    results: dict[int, Applied],
+) -> bool:
+    """Apply jobs in chunks. Returns False if they cannot be applied so: nothing was changed then."""
+    done: dict[int, Applied] = {}
+    try:
+        with transaction.connection.transaction():
+            for oid, (job, span) in large.items():
+                before = _standing(job, transaction)
+                try:
+                    count = apply_in_chunks(transaction, job, span, before.lsn, skip)
+                    done[oid] = replace(before, changes=count)
+                except (NotMirrored, SinkMismatch, TypeMismatch) as error:
+                    done[oid] = _stopped(job, error)
+    except Truncated:
+        return False
+    results |= done
+    for oid, (job, _) in large.items():
+        if done[oid].stopped is None:
+            transaction.reached[job.shape.table] = job.end_lsn
+    return True
+
+
+def _stopped(job: ApplyJob, error: WalmereError) -> Applied:
+    return Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=str(error)))
+
+
+def _read_all(
+    jobs: Sequence[ApplyJob], transaction: TargetTransaction, skip: Lsn | None, results: dict[int, Applied]
+) -> list[TableChanges]:
+    work: list[TableChanges] = []
+    for job in jobs:
+        try:
+            results[job.oid], its = _read(job, transaction, skip)
+            work += its
+        except (NotMirrored, SinkMismatch, TypeMismatch) as error:
+            results[job.oid] = _stopped(job, error)
+    return work
+
+
+def _standing(job: ApplyJob, transaction: TargetTransaction) -> Applied:
+    """The table as it is: its version and LSN, or why nothing can be applied to it."""
     table = job.shape.table
     stored, relation = transaction.stored.get(table), transaction.relations.get(table)
     standing = None if stored is None or relation is None else Standing(stored.version, stored.lsn, stored.owner, ())
-    start = job.blocks.refs[0].position
     behind = compare(job.version, job.version_lsn, standing, lambda _, __: None)
     if behind is not None:
-        return Applied(job.oid, stopped=Stopped(start, error=behind.why, behind=behind)), []
+        return Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=behind.why, behind=behind))
     assert stored is not None
     if relation is None:
         raise missing_table(table, _DOING)
-    if stored.lsn is not None and stored.lsn >= job.end_lsn:
-        return Applied(job.oid, version=stored.version, lsn=stored.lsn), []
-    relation.require([name for name, *_ in job.shape.columns], _DOING)
-    result = Applied(job.oid, version=stored.version, lsn=stored.lsn)
+    if stored.lsn is None or stored.lsn < job.end_lsn:
+        relation.require([name for name, *_ in job.shape.columns], _DOING)
+    return Applied(job.oid, version=stored.version, lsn=stored.lsn)
+
+
+def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tuple[Applied, list[TableChanges]]:
+    """Read the changes of a table up to the first that it cannot take, such as a new definition."""
+    table = job.shape.table
+    result = _standing(job, transaction)
+    if result.stopped is not None or (result.lsn is not None and result.lsn >= job.end_lsn):
+        return result, []
     found: list[TableChanges] = []
-    reached = stored.lsn
+    reached = result.lsn
     while (span := next_span(job.blocks, job.shape, reached, job.identity)) is not None:
         if span.shape != job.shape or span.empty:
             awaits = span.shape if span.shape != job.shape else None
@@ -213,14 +270,16 @@ def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) 
             continue
         later = each.changes.after_truncation()  # the TRUNCATE is done
         net = fold_rows(later.changes, each.identity)
-        if not transaction.apply_set(each.table, net):
+        if not transaction.apply_set(row_set(transaction.relations[each.table], net)):
             one_by_one.append(replace(each, changes=later))
     truncates = [
         TruncateRows(statements[event], event.commit_lsn, event.sequence)
         for event, some in events
         if id(some[0]) in by_rows
     ]
-    transaction.apply_rows([_row_changes(transaction.relations[each.table], each) for each in one_by_one], truncates)
+    transaction.apply_rows(
+        [row_changes(transaction.relations[each.table], each.identity, each.changes) for each in one_by_one], truncates
+    )
 
 
 def _one_by_one(
@@ -246,31 +305,3 @@ def _one_by_one(
         if not more:
             return chosen
         chosen += list({id(each): each for each in more}.values())
-
-
-def _row_changes(relation: TargetRelation, work: TableChanges) -> RowChanges:
-    text = work.changes
-    changes = text.changes
-    return RowChanges(
-        relation,
-        work.identity,
-        changes.kind,
-        changes.new,
-        changes.unchanged,
-        _old(changes, work.identity),
-        text.commit_lsn,
-        text.sequence,
-    )
-
-
-def _old(changes: Changes, identity: Identity) -> pa.Table:
-    """What a row is found by: the old tuple, or else the key in the new one."""
-    names = list(identity.key) if identity.keyed else changes.new.column_names
-    if changes.old is None:
-        return changes.new.select(names)
-    has_old = pa.array(changes.old_kind != 0)
-    return pa.table({name: pc.if_else(has_old, _one(changes.old[name]), _one(changes.new[name])) for name in names})
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -142,11 +142,18 @@ class Planner:
         """The system identifier of the source."""
         return self._manifest.header.system_identifier
 
-    def end_of_batch(self, start: Lsn, max_bytes: int, cut: Callable[[Lsn, Lsn], Lsn | None] | None = None) -> Lsn:
+    def end_of_batch(
+        self,
+        start: Lsn,
+        max_bytes: int,
+        cut: Callable[[Lsn, Lsn], Lsn | None] | None = None,
+        enough: int | None = None,
+    ) -> Lsn:
         """Where a batch from `start` should end now: at the log's end, or after about `max_bytes`.
 
-        Returns `start` if there is nothing to apply, or the batch should wait for more. `cut` is called with `start`
-        and the log's end, and returns where between them the batch must end, or None.
+        Returns `start` if there is nothing to apply, or the batch should wait for more: it has `enough` bytes (by
+        default, all that it may have). `cut` is called with `start` and the log's end, and returns where between them
+        the batch must end, or None.
         """
         self._read()
         cut_at = cut(start, self._end) if cut is not None else None
@@ -165,8 +172,10 @@ class Planner:
                 newest = record.commit_time
                 size += sum(segment.length for segment in record.segments)
                 if size >= max_bytes:
-                    self._waited_since = self._now()
-                    return end
+                    break
+        if size >= (max_bytes if enough is None else enough):
+            self._waited_since = self._now()
+            return end
         return start if self._should_wait(newest) else end
 
     def plan(self, positions: Mapping[int, Lsn], end: Lsn, owners: Mapping[int, int] | None = None) -> Plan:

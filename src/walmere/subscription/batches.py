@@ -26,8 +26,8 @@ from walmere.subscription.target.pace import next_batch
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most, divided over all tasks; or as many as the tasks of a large cluster need."""
-MAX_TRANSACTION_BYTES: Final = 16 << 20
-"""The same, if one task applies it as a transaction: a backlog is applied while more of it is received."""
+MIN_TRANSACTION_BYTES: Final = 16 << 20
+"""If one task applies it as a transaction, it does not wait for more: a backlog is applied while more is received."""
 MIN_TASK_BYTES: Final = 8 << 20
 """Bytes of the log per task, at least, if several tasks write one table."""
 MIN_PART_BYTES: Final = 4 << 20
@@ -61,7 +61,7 @@ class Batches:
         """
         self._transactional = transactional
         most = max(MAX_BATCH_BYTES, parallelism * MIN_TASK_BYTES)
-        self._max_bytes = MAX_TRANSACTION_BYTES if transactional else most
+        self._max_bytes, self._enough = (MAX_BATCH_BYTES, MIN_TRANSACTION_BYTES) if transactional else (most, most)
         self._spread = spread
         self._directory = directory
         self._parallelism = parallelism
@@ -87,7 +87,8 @@ class Batches:
         waits = not self._ends and next_batch(self._directory) is not None and not cuts.active(self._directory).at
         if waits or pausing.is_paused(self._directory):
             return {"lsn": str(self._end), "turn": str(self._turn)}
-        before, self._end = self._end, self._planner.end_of_batch(self._end, self._max_bytes, self._cut)
+        before = self._end
+        self._end = self._planner.end_of_batch(before, self._max_bytes, self._cut, self._enough)
         if before == self._end and self._tables_are_behind():
             self._turn += 1  # another offset makes Spark run another batch, for these tables only
         return {"lsn": str(self._end), "turn": str(self._turn)}

@@ -9,7 +9,7 @@ an index.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from walmere.sinks.base import Mask, RowNet
 from walmere.sinks.postgres.relation import TargetColumn, TargetRelation
-from walmere.sinks.postgres.text import bool_array, text_array
+from walmere.sinks.postgres.text import bool_array, copy_text, text_array
 
 _STATEMENT_BYTES: Final = 64 << 20
 """Values of one statement, at most."""
@@ -35,6 +35,25 @@ class Statement:
     rows: int
     matches: Composed | None = None  # the FROM and WHERE clauses that find the rows as t; None: a multiset has no key
     by_index: bool = True  # an index finds the rows; otherwise the whole table is read
+
+
+@dataclass(frozen=True, slots=True)
+class RowSet:
+    """What applies a net effect to a table, in order. Iterate over it once."""
+
+    statements: Iterable[Statement]
+    copy: Composed | None  # for new rows
+    copied: Iterable[bytes]
+
+    def made(self) -> RowSet:
+        """The same, with everything that is sent in memory."""
+        return RowSet(list(self.statements), self.copy, list(self.copied))
+
+
+def row_set(relation: TargetRelation, net: RowNet) -> RowSet:
+    """The net effect of changes as statements, each of which is made when it is needed."""
+    command = copy_into(relation.sql, net.inserts.column_names) if len(net.inserts) else None
+    return RowSet(changes_of(relation, net), command, copy_text(net.inserts))
 
 
 def restrict_plans(*, to_index: bool) -> Composed:

@@ -22,7 +22,6 @@ from walmere.errors import Conflict, WalmereError
 from walmere.libpq import Address
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
-from walmere.sinks.base import RowNet
 from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.connect import Connection, connect, is_about_a_row, reused, translate_errors
 from walmere.sinks.postgres.relation import TargetRelation, read_relations
@@ -31,8 +30,7 @@ from walmere.sinks.postgres.rows.block import written_by_others
 from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
 from walmere.sinks.postgres.rows.conflicts import record_conflict
 from walmere.sinks.postgres.state import State, StoredTable
-from walmere.sinks.postgres.statements import Statement, changes_of, copy_into, restrict_plans
-from walmere.sinks.postgres.text import copy_text
+from walmere.sinks.postgres.statements import RowSet, Statement, restrict_plans
 
 
 class _RowsMissing(Exception):
@@ -53,17 +51,15 @@ class TargetTransaction:
     prepares: bool = False  # it will be prepared
     reached: dict[TableName, Lsn] = field(default_factory=dict)
 
-    def apply_set(self, table: TableName, net: RowNet) -> bool:
+    def apply_set(self, rows: RowSet) -> bool:
         """Apply a net effect by sets of rows. Returns False if that is not possible: nothing was changed then."""
-        relation = self.relations[table]
         try:
             with self.connection.transaction():
-                for statement in changes_of(relation, net):
+                for statement in rows.statements:
                     self._change(statement)
-                if len(net.inserts):
-                    command = copy_into(relation.sql, net.inserts.column_names)
-                    with self.connection.cursor() as cursor, cursor.copy(command) as copy:
-                        for piece in copy_text(net.inserts):
+                if rows.copy is not None:
+                    with self.connection.cursor() as cursor, cursor.copy(rows.copy) as copy:
+                        for piece in rows.copied:
                             copy.write(piece)
         except _RowsMissing:
             return False

@@ -1,0 +1,114 @@
+"""Many changes of a table, applied in chunks within one transaction of a database. No PySpark.
+
+While the target's server applies a chunk, a thread reads, decodes and folds the next one, and makes its statements. So
+neither waits for the other, and the memory of a task does not grow with its batch.
+
+A TRUNCATE empties tables together, so it needs the changes of all tables up to it: then nothing is applied in chunks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from walmere.apply.decode import Span, TextChanges, decode_text
+from walmere.apply.fold_rows import fold_rows, require_identity
+from walmere.apply.jobs import ApplyJob
+from walmere.apply.row_changes import row_changes
+from walmere.changelog.plan import BlockRef, Blocks
+from walmere.lsn import Lsn
+from walmere.sinks.postgres.relation import TargetRelation
+from walmere.sinks.postgres.statements import RowSet, row_set
+from walmere.sinks.postgres.transaction import TargetTransaction
+
+CHUNK_BYTES: Final = 4 << 20
+"""Bytes of the log in the first chunk, about. Each one has twice as many as the one before: the first begins early, and
+in a larger one more of the changes are of the same pages."""
+MAX_CHUNK_BYTES: Final = 32 << 20
+"""Bytes of the log in a chunk, at most: this limits the memory of a task."""
+Made = TypeVar("Made")
+
+
+class Truncated(Exception):
+    """A chunk has a TRUNCATE. What was applied before it is undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    changes: TextChanges
+    rows: RowSet
+
+
+def is_large(job: ApplyJob) -> bool:
+    """Whether chunks are worth it; and possible, because all changes are of one definition, in order."""
+    blocks = job.blocks
+    of_one_kind = len(blocks.versions) == 1 and not blocks.parts and bool(job.shape.columns)
+    return of_one_kind and sum(ref.block.length for ref in blocks.refs) >= 2 * CHUNK_BYTES
+
+
+def by_sets(job: ApplyJob, span: Span, transaction: TargetTransaction) -> bool:
+    """Whether the changes of a job can be applied by sets of rows."""
+    names = [name for name, *_ in job.shape.columns]
+    return span.shape == job.shape and not transaction.one_by_one(job.shape.table, span.identity, names)
+
+
+def apply_in_chunks(
+    transaction: TargetTransaction, job: ApplyJob, span: Span, applied: Lsn | None, skip: Lsn | None
+) -> int:
+    """Apply the changes of a job. Returns how many there were. Raises Truncated, and leaves the table as it was."""
+    relation = transaction.relations[job.shape.table]
+    count = 0
+    make = functools.partial(_make, relation, job.blocks, span, applied, skip)
+    with transaction.connection.transaction():
+        for chunk in _ahead([functools.partial(make, some) for some in _divided(job.blocks.refs)]):
+            if chunk is None:
+                continue
+            count += len(chunk.changes.changes)
+            if not transaction.apply_set(chunk.rows):
+                transaction.apply_rows([row_changes(relation, span.identity, chunk.changes)], [])
+    return count
+
+
+def _make(
+    relation: TargetRelation,
+    blocks: Blocks,
+    span: Span,
+    applied: Lsn | None,
+    skip: Lsn | None,
+    refs: Sequence[BlockRef],
+) -> _Chunk | None:
+    """Read some blocks, and make the statements for them."""
+    changes = decode_text(blocks._replace(refs=refs), span, applied, skip)
+    if changes is None:
+        return None
+    if changes.truncations:
+        raise Truncated
+    require_identity(changes.changes, span.identity)
+    return _Chunk(changes, row_set(relation, fold_rows(changes.changes, span.identity)).made())
+
+
+def _divided(refs: Sequence[BlockRef]) -> list[list[BlockRef]]:
+    """References in order, as chunks."""
+    chunks: list[list[BlockRef]] = [[]]
+    size, limit = 0, CHUNK_BYTES
+    for ref in refs:
+        if size >= limit:
+            chunks.append([])
+            size, limit = 0, min(2 * limit, MAX_CHUNK_BYTES)
+        chunks[-1].append(ref)
+        size += ref.block.length
+    return chunks
+
+
+def _ahead(makers: Sequence[Callable[[], Made]]) -> Iterator[Made]:
+    """Call all of these, each while the result of the one before is used."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = [pool.submit(makers[0])]
+        for following in (*makers[1:], None):
+            ready = coming.pop().result()
+            if following is not None:
+                coming.append(pool.submit(following))
+            yield ready

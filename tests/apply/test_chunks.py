@@ -1,0 +1,175 @@
+"""Many changes are applied to a database in chunks, with the same result as all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Database
+from receiving import receive_all
+from sinks.subjects import sink_of
+from walmere.apply import chunks
+from walmere.apply import transaction as applying
+from walmere.apply.decode import shape_of
+from walmere.apply.jobs import ApplyJob, Batch
+from walmere.apply.transaction import apply_batch
+from walmere.apply.worker import Applied
+from walmere.changelog import plan
+from walmere.changelog.plan import Blocks, Planner
+from walmere.config import Config
+from walmere.errors import Conflict
+from walmere.lsn import Lsn
+from walmere.names import TableName
+from walmere.sinks.postgres.sink import PostgresSink
+
+TABLES = ("t", "u")
+
+
+class Replica:
+    """A source with a change log, and a database with the same tables."""
+
+    def __init__(self, source: Database, target: Database, config: Config, **sink: Any) -> None:
+        self.source, self.target, self.config = source, target, config
+        create = [f"CREATE TABLE {each} (id int PRIMARY KEY, v int UNIQUE, w text)" for each in TABLES]
+        source.execute(*create, "CREATE PUBLICATION pub FOR TABLE t, u")
+        target.execute(*create)
+        receive_all(source, config)
+        self.sink: PostgresSink = sink_of(target, **sink)
+        self.start = Planner(config.changelog).end_lsn
+        for each in TABLES:
+            self.sink.begin_copy(TableName("public", each), ["id", "v", "w"]).finish(self.start)
+
+    def write(self, *transactions: str) -> None:
+        """Write transactions. Those of each call are in a segment of their own."""
+        self.source.execute(*transactions)
+        self.end = receive_all(self.source, self.config)
+
+    def apply(self, skip: Lsn | None = None) -> list[Applied]:
+        planner = Planner(self.config.changelog)
+        oids = {self.source.value(f"SELECT '{each}'::regclass::oid::int8"): each for each in TABLES}
+        made = planner.plan(dict.fromkeys(oids, self.start), planner.end_lsn)
+        jobs = []
+        for oid, refs in made.blocks.items():
+            used = {(ref.block.relation, ref.version) for ref in refs}
+            versions = {number: made.definitions[number] for number in used}
+            [version] = versions.values()
+            stored = self.sink.standing(TableName("public", oids[oid]))
+            assert stored is not None
+            rest: Any = (made.end_lsn, False, None, True, None, stored.version, self.start)
+            blocks = Blocks(self.config.changelog, refs, versions)
+            jobs.append(ApplyJob(oid, shape_of(version.relation), blocks, {}, *rest))
+        return apply_batch(jobs, Batch(made.end_lsn, None, tuple(oids), skip=skip), self.sink)
+
+    def assert_equal(self) -> None:
+        for each in TABLES:
+            query = f"SELECT * FROM {each} ORDER BY id"
+            assert self.target.rows(query) == self.source.rows(query), each
+
+
+@pytest.fixture
+def target(database18: Database) -> Iterator[Database]:
+    made = Database(database18.server)
+    yield made
+    sink_of(made).drop()
+    made.drop()
+
+
+@pytest.fixture
+def replica(database18: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replica:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)  # each segment is a chunk
+    return Replica(database18, target, database18.config(tmp_path))
+
+
+@pytest.fixture
+def applied_in_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of changes that were applied so."""
+    counts: list[int] = []
+
+    def counted(*arguments: Any) -> int:
+        counts.append(chunks.apply_in_chunks(*arguments))
+        return counts[-1]
+
+    monkeypatch.setattr(applying, "apply_in_chunks", counted)
+    return counts
+
+
+def write_all(replica: Replica) -> None:
+    """Rows are inserted, changed, moved and deleted in different chunks."""
+    replica.write("INSERT INTO t SELECT i, i, 'a' FROM generate_series(1, 50) i", "INSERT INTO u VALUES (1, 1, 'u')")
+    replica.write(
+        "UPDATE t SET w = 'b' WHERE id % 2 = 0",
+        "UPDATE t SET id = id + 100 WHERE id % 5 = 0",
+        "INSERT INTO t VALUES (5, 500, 'again')",
+        "UPDATE u SET w = 'v'",
+    )
+    replica.write(
+        "BEGIN; UPDATE t SET v = -v WHERE id < 10; UPDATE t SET v = 10 + v WHERE id < 10; COMMIT",
+        "DELETE FROM t WHERE id % 3 = 0",
+        "INSERT INTO u VALUES (2, 2, NULL)",
+    )
+
+
+def test_the_result_is_that_of_the_source(replica: Replica, applied_in_chunks: list[int]) -> None:
+    write_all(replica)
+    results = replica.apply()
+    replica.assert_equal()
+    assert sorted(applied_in_chunks) == sorted(each.changes for each in results)
+    assert len(applied_in_chunks) == 2
+    assert not replica.target.rows("SELECT FROM walmere.conflicts")
+    assert {replica.sink.applied(TableName("public", each)) for each in TABLES} == {each.lsn for each in results}
+    assert [each.changes for each in replica.apply()] == [0, 0], "it is applied already"
+
+
+def test_a_chunk_whose_rows_are_missing_is_applied_row_by_row(replica: Replica, applied_in_chunks: list[int]) -> None:
+    replica.write("INSERT INTO t SELECT i, i, 'a' FROM generate_series(1, 4) i")
+    replica.apply()
+    replica.start = Planner(replica.config.changelog).end_lsn
+    replica.target.execute("DELETE FROM t WHERE id = 2")
+    replica.write("UPDATE t SET w = 'b' WHERE id IN (1, 2)")
+    replica.write("DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (2, 2, 'c')")
+    replica.write("UPDATE t SET w = 'd' WHERE id > 1")
+    replica.apply()
+    replica.assert_equal()
+    assert applied_in_chunks[-1] == 7
+    found = replica.target.rows("SELECT conflict FROM walmere.conflicts ORDER BY id")
+    assert found == [("update_missing",), ("delete_missing",)]
+
+
+def test_a_conflict_in_a_later_chunk_leaves_nothing(replica: Replica) -> None:
+    replica.target.execute("INSERT INTO t VALUES (-1, 7, 'mine')")
+    write_all(replica)
+    with pytest.raises(Conflict, match=r"insert_exists in public\.t.*t_v_key"):
+        replica.apply()
+    assert replica.target.rows("SELECT * FROM t") == [(-1, 7, "mine")]
+    assert replica.target.rows("SELECT * FROM u") == []
+    assert replica.sink.applied(TableName("public", "t")) == replica.start
+
+
+def test_a_truncate_of_several_tables_undoes_the_chunks_before_it(
+    replica: Replica, applied_in_chunks: list[int]
+) -> None:
+    write_all(replica)
+    replica.write("TRUNCATE t, u", "INSERT INTO t VALUES (1, 1, 'after')")
+    replica.write("INSERT INTO u VALUES (9, 9, 'after')")
+    replica.apply()
+    replica.assert_equal()
+    assert applied_in_chunks == []
+    assert replica.target.rows("SELECT id FROM u") == [(9,)]
+
+
+def test_a_transaction_is_skipped(replica: Replica) -> None:
+    write_all(replica)
+    before = Planner(replica.config.changelog).end_lsn
+    replica.write("BEGIN; INSERT INTO t VALUES (1000, 1000, 'skipped'); DELETE FROM t WHERE id < 5; COMMIT")
+    replica.write("UPDATE t SET w = 'later' WHERE id = 7")
+    planner = Planner(replica.config.changelog)
+    oid = replica.source.value("SELECT 't'::regclass::oid::int8")
+    [(_, messages), *_] = plan.messages(
+        replica.config.changelog, planner.plan({oid: before}, planner.end_lsn).blocks[oid]
+    )
+    replica.apply(skip=Lsn(messages["commit_lsn"][0].as_py()))
+    assert replica.target.rows("SELECT id FROM t WHERE id < 5 OR id >= 1000 ORDER BY id") == [(1,), (2,), (4,)]
+    assert replica.target.value("SELECT w FROM t WHERE id = 7") == "later"
