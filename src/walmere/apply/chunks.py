@@ -27,7 +27,7 @@ from walmere.sinks.postgres.transaction import TargetTransaction
 CHUNK_BYTES: Final = 4 << 20
 """Bytes of the log in the first chunk, about. Each one has twice as many as the one before: the first begins early, and
 in a larger one more of the changes are of the same pages."""
-MAX_CHUNK_BYTES: Final = 32 << 20
+MAX_CHUNK_BYTES: Final = 16 << 20
 """Bytes of the log in a chunk, at most: this limits the memory of a task."""
 Made = TypeVar("Made")
 
