@@ -120,7 +120,7 @@ def copied(table: State) -> str:
 def remarks(table: State) -> Iterator[str]:
     """What is wrong with a table, and what to do."""
     if table["upkeep_waits_for"] is not None:
-        yield f"rewriting its files waits for {table['upkeep_waits_for']}"
+        yield f"upkeep of its files waits for {table['upkeep_waits_for']}"
     if table["conflicts"]:
         yield f"{table['conflicts']} changes met a conflict: see the table conflicts in the target's schema"
     if table["error"] is not None:

@@ -39,7 +39,7 @@ from walmere.subscription.source_status import SourceReader, SourceStatus
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.target.pace import next_batch
-from walmere.subscription.target.upkeep import read_status
+from walmere.subscription.target.upkeep_record import read_status
 
 _REQUESTS: Final = 8
 """Tables that are read from an object store at the same time."""

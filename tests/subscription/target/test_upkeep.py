@@ -15,16 +15,19 @@ import pytest
 from walmere.apply.rejects import Rejects
 from walmere.config import Maintenance
 from walmere.definition import Definition, Layout, PublishedColumn
-from walmere.errors import SinkError
+from walmere.errors import SinkError, SparkEnded
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import OVERWRITE
 from walmere.sinks.delta.sink import DeltaSink
+from walmere.subscription.executor import DaemonExecutor
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.target import pace, upkeep
+from walmere.subscription.target.low_priority import LowPriority
 from walmere.subscription.target.pace import Pace
-from walmere.subscription.target.upkeep import LowPriority, UpkeepScheduler, read_status
+from walmere.subscription.target.upkeep import UpkeepScheduler
+from walmere.subscription.target.upkeep_record import read_status
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -58,20 +61,23 @@ class Run:
         self.tasks = Tasks()
         self.settings = settings
         self.new_process()
-        self.sink.create(TABLE, SCHEMA)
-        self.sink.commit(TABLE, [], Lsn(1), OVERWRITE)
-        self.batches(10)
+        self.add_table(TABLE, 7)
+
+    def add_table(self, table: TableName, oid: int) -> None:
+        self.sink.create(table, SCHEMA)
+        self.sink.commit(table, [], Lsn(1), OVERWRITE)
+        self.batches(10, table, oid)
 
     def new_process(self) -> None:
         subscription = self.directory / "subscription"
         self.upkeep = UpkeepScheduler(subscription, self.tables, self.tasks, self.settings, self.replace)
 
-    def batches(self, count: int) -> None:
-        first = self.sink.count(TABLE)
+    def batches(self, count: int, table: TableName = TABLE, oid: int = 7) -> None:
+        first = self.sink.count(table)
         for number in range(first, first + count):
             rows = pa.table([pa.array([number])], schema=SCHEMA)
-            version = self.sink.commit(TABLE, self.sink.stage(TABLE, rows.to_batches()), Lsn(10 + number))
-        state = TableState(TABLE, 7, Phase.READY, applied_lsn=Lsn(5), definition=DEFINITION, version=version)
+            version = self.sink.commit(table, self.sink.stage(table, rows.to_batches()), Lsn(10 + number))
+        state = TableState(table, oid, Phase.READY, applied_lsn=Lsn(5), definition=DEFINITION, version=version)
         self.tables.put(state)
 
     def replace(self, known: TableState, done: Sequence[Any]) -> None:
@@ -116,7 +122,7 @@ def test_after_stop_nothing_is_committed(tmp_path: Path, caplog: pytest.LogCaptu
     assert not caplog.records
 
 
-def test_a_failure_is_a_warning_and_the_next_round_does_the_work(
+def test_a_failure_is_a_warning_and_a_later_round_does_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(tmp_path, Maintenance())
@@ -128,7 +134,69 @@ def test_a_failure_is_a_warning_and_the_next_round_does_the_work(
         patch.setattr(DeltaSink, "rewrite_files", full)
         run.upkeep.round(run.sink)
     assert "No space left on device" in caplog.text
+    later = time.monotonic() + 300
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     run.upkeep.round(run.sink)
+    assert run.files == 1
+    assert read_status(tmp_path / "subscription")[str(TABLE)]["upkeep_waits_for"] is None
+
+
+@pytest.mark.parametrize("damage", ["data", "log"])
+def test_a_table_that_cannot_be_rewritten_or_vacuumed_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    run = Run(tmp_path, Maintenance())
+    run.tasks.parallelism = 4  # both tables are rewritten in one job
+    bad = TableName("public", "bad")
+    run.add_table(bad, 8)
+    found = run.sink.current(bad)
+    if damage == "data":
+        Path(run.sink.location(bad), found.files[0].name).unlink()
+    else:
+        Path(run.sink.location(bad), "_delta_log", f"{found.version:020d}.json").write_text("{")
+    now, later = time.time(), time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    with caplog.at_level(logging.WARNING):
+        run.upkeep.round(run.sink)
+        assert run.files == 1
+        for _ in range(4):
+            now += run.sink.keep_seconds
+            later += run.sink.keep_seconds
+            run.upkeep.round(run.sink)
+    assert len(list(Path(run.sink.location(TABLE)).glob("*.parquet"))) == 1, "old files are deleted"
+    first = [
+        each.message for each in caplog.records if "rewriting files of table public.bad has failed" in each.message
+    ]
+    assert len(first) == 1, "one warning, not one each round"
+    assert all("public.bad" in each.message for each in caplog.records)
+    status = read_status(tmp_path / "subscription")
+    assert "a retry after an error: " in status[str(bad)]["upkeep_waits_for"]
+    assert status[str(TABLE)]["upkeep_waits_for"] is None
+
+
+def test_rounds_go_on_after_any_number_of_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, Maintenance())
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def dead(*_: Any) -> None:
+        raise SparkEnded("running a job on Spark", "it has ended")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tasks, "map", dead)
+        for _ in range(1100):
+            run.upkeep.round(run.sink)
+    with DaemonExecutor(1, "test") as executor:
+        run.upkeep.poll(run.sink, executor)
+        assert run.upkeep._round is not None
+        run.upkeep._round.result(60)
+        run.upkeep._failures = 1100
+        run.upkeep.poll(run.sink, executor)
+        now += 600
+        run.upkeep.poll(run.sink, executor)
+        assert run.upkeep._round is not None
+        run.upkeep._round.result(60)
     assert run.files == 1
 
 

@@ -6,47 +6,41 @@ only at tables that batches have changed, and at their rejects. Commits are made
 `Apply.replace_files`); no point has rejects, so they are committed at any time.
 
 A table that is written to is vacuumed every ten minutes, and once more when its last replaced files are old enough. The
-times, and the bytes of the last hour, are in a file, because runs may be shorter than that (`--once`).
+times, and the bytes of the last hour, are in a file (`upkeep_record`).
 
-If upkeep fails, the run continues, and the next round tries again.
+If something fails, the run continues. A table whose files cannot be rewritten or deleted is retried by itself, less and
+less often (`upkeep_retries`), and the other tables are not concerned. If tasks cannot run at all, the next round tries
+again.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from walmere import paths
 from walmere.apply.rejects import Rejects
 from walmere.config import Maintenance
-from walmere.errors import WalmereError
+from walmere.errors import SparkError
 from walmere.names import TableName
 from walmere.sinks.base import Sink, Upkeep, UpkeepWork
-from walmere.storage import write_durably
 from walmere.subscription.requests import cuts
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
+from walmere.subscription.target.low_priority import LowPriority
+from walmere.subscription.target.upkeep_record import BytesPerHour, UpkeepRecord
+from walmere.subscription.target.upkeep_retries import Retries, describe, interval
 
 _log = logging.getLogger(__name__)
 
-INTERVAL: Final = 5.0
-"""Seconds between two rounds."""
-_MAX_INTERVAL: Final = 300.0
-"""The same, after several failures."""
 VACUUM_INTERVAL: Final = 600.0
 """Seconds between two vacuums of a table that is written to."""
-_LOW_PRIORITY: Final = 10
-"""The nice value of the threads that rewrite files."""
 
 
 class Tasks(Protocol):
@@ -61,24 +55,6 @@ class Tasks(Protocol):
 
     def cancel(self) -> None:
         """Cancel what is running. Its caller gets an error."""
-
-
-@dataclass(slots=True)
-class BytesPerHour:
-    """Bytes that were written within the last hour, by minute."""
-
-    by_minute: dict[int, int] = field(default_factory=dict)  # since the epoch
-
-    def add(self, size: int) -> None:
-        """Count bytes that were just written."""
-        minute = int(time.time() // 60)
-        self.by_minute[minute] = self.by_minute.get(minute, 0) + size
-
-    def total(self) -> int:
-        """The bytes of the last hour."""
-        first = int(time.time() // 60) - 60
-        self.by_minute = {minute: size for minute, size in self.by_minute.items() if minute > first and size}
-        return sum(self.by_minute.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +83,16 @@ class UpkeepScheduler:
         self._tasks = tasks
         self._settings = settings
         self._replace_files = replace_files
-        self._rewritten = _read_bytes(_read(directory, "rewritten"))
-        self._written = {name: _read_bytes(found) for name, found in _read(directory, "written").items()}
+        self._record = UpkeepRecord(directory)
         self._written_before: dict[str, int] = {}  # by name: see `Extent.written`
         self._recorded: dict[str, int | None] = {}  # by name: the version in the table's state
-        self._vacuum_at: dict[str, float] = _read(directory, "vacuum_at")  # by name, in seconds since the epoch
         self._vacuumed: set[str] = set()  # names of tables that have not changed since they were vacuumed
-        self._waits: dict[str, str] = {}
+        self._waits: dict[str, str] = {}  # by name: what rewriting waits for
+        self._rewriting = Retries("rewriting files")
+        self._vacuuming = Retries("deleting old files")
         self._next_round = 0.0
         self._round: Future[None] | None = None
-        self._failures = 0
+        self._failures = 0  # rounds
         self._committing = threading.Lock()
         self._stopped = False
 
@@ -125,25 +101,27 @@ class UpkeepScheduler:
         if self._round is not None and not self._round.done():
             return
         if self._round is not None:
-            self._next_round = time.monotonic() + min(INTERVAL * 2**self._failures, _MAX_INTERVAL)
+            self._next_round = time.monotonic() + interval(self._failures)
             self._round = None
         if time.monotonic() >= self._next_round:
             self._round = executor.submit(self.round, sink)
 
     def round(self, sink: Sink, *, rewrite: bool = True) -> None:
         """Look at the tables that have changed, and do what is to be done. `rewrite`: False: only delete old files."""
+        changed: set[str] = set()
         try:
-            if rewrite:
-                self._rewrite_changed(sink)
-            elif self._vacuum(sink, set()):
-                self._write_status()
+            try:
+                if rewrite:
+                    self._rewrite_changed(sink, changed)
+            finally:
+                if self._vacuum(sink, changed) or changed:
+                    self._write_record()
             self._failures = 0
         except Exception as error:
             self._failures += 1
             self._recorded.clear()  # the next round looks at all tables
             if not self._stopped:
-                wrong = f"{error.doing}: {error.wrong}" if isinstance(error, WalmereError) else repr(error)
-                _log.warning("upkeep of the tables has failed, and is retried: %s", wrong)
+                _log.warning("upkeep of the tables has failed, and is retried: %s", describe(error))
 
     def stop(self) -> None:
         """Cancel what is running. Nothing is committed after this returns."""
@@ -155,23 +133,43 @@ class UpkeepScheduler:
         """Rounds may start again after `stop`."""
         self._stopped, self._failures = False, 0
 
-    def _rewrite_changed(self, sink: Sink) -> None:
-        changed = [each for each in self._tables if each.follows and self._has_changed(each, sink)]
+    def _rewrite_changed(self, sink: Sink, changed: set[str]) -> None:
+        """Rewrite files of the tables that have changed, whose names are added to `changed`."""
         work: list[_Item] = []
-        limits = Upkeep(self._settings.deleted_share)
-        for each in changed:
-            identity = None if each.definition is None else each.definition.key_identity
-            for table in _with_rejects(each):
-                planned = sink.plan_upkeep(table, identity if table == each.table else None, limits)
-                work += [_Item(each, table, some) for some in planned]
+        failed: set[str] = set()
+        for each in self._tables:
+            if each.follows and not self._rewriting.waits(each.name):
+                try:
+                    if self._has_changed(each, sink):
+                        changed.add(each.name)
+                        work += self._plan(sink, each)
+                except Exception as error:
+                    self._rewriting_failed(each.name, error, failed, changed)
         work.sort(key=lambda item: item.work.bytes)  # small ones first: they free most files per byte
         self._waits = {}
         together = max(1, self._tasks.parallelism // 2)
         for start in range(0, len(work), together):
-            self._rewrite(sink, work[start : start + together])
-        vacuumed = self._vacuum(sink, {each.name for each in changed})
-        if changed or work or vacuumed:
-            self._write_status()
+            self._rewrite(sink, work[start : start + together], failed)
+        for name in changed - failed - self._waits.keys():
+            self._rewriting.succeeded(name)
+
+    def _rewriting_failed(self, name: str, error: Exception, *names: set[str]) -> None:
+        """Let one table wait, and add its name to these sets. Raises an error that concerns all tables."""
+        if self._stopped or isinstance(error, SparkError):
+            raise error
+        self._rewriting.failed(name, error)
+        self._recorded.pop(name, None)  # look at it again, also if it does not change
+        for each in names:
+            each.add(name)
+
+    def _plan(self, sink: Sink, known: TableState) -> list[_Item]:
+        identity = None if known.definition is None else known.definition.key_identity
+        limits = Upkeep(self._settings.deleted_share)
+        return [
+            _Item(known, table, work)
+            for table in _with_rejects(known)
+            for work in sink.plan_upkeep(table, identity if table == known.table else None, limits)
+        ]
 
     def _has_changed(self, known: TableState, sink: Sink) -> bool:
         """Whether a batch has changed the table since the last round, or something waits. Counts what was written."""
@@ -187,110 +185,97 @@ class UpkeepScheduler:
             return False
         before = self._written_before.get(known.name, extent.written)
         self._written_before[known.name] = extent.written
-        self._written.setdefault(known.name, BytesPerHour()).add(max(0, extent.written - before))
+        self._record.written.setdefault(known.name, BytesPerHour()).add(max(0, extent.written - before))
         return True
 
-    def _rewrite(self, sink: Sink, items: Sequence[_Item]) -> None:
-        allowed: list[_Item] = []
-        for item in items:
-            total, limit = self._rewritten.total(), self._settings.bytes_per_hour
-            if not limit or (total and total + item.work.bytes > limit):  # what is larger than the limit is done alone
-                self._waits[item.known.name] = "[maintenance] bytes_per_hour"
-            else:
-                self._rewritten.add(item.work.bytes)
-                allowed.append(item)
-        done = self._tasks.map(LowPriority(sink), [item.work for item in allowed]) if allowed else []
+    def _rewrite(self, sink: Sink, items: Sequence[_Item], failed: set[str]) -> None:
+        """Rewrite some files in tasks, and commit. Names of tables for which that fails are added to `failed`."""
+        allowed = self._within_budget(items)
+        if not allowed:
+            return
+        try:
+            done = self._tasks.map(LowPriority(sink), [item.work for item in allowed])
+        except Exception as error:
+            if len(allowed) == 1:
+                self._rewriting_failed(allowed[0].known.name, error, failed)
+            elif self._stopped:
+                raise
+            else:  # the other tasks were cancelled: find out which one fails
+                for item in allowed:
+                    self._rewrite(sink, [item], failed)
+            return
         by_table: dict[TableName, tuple[TableState, list[Any]]] = {}
         for item, result in zip(allowed, done, strict=True):
             by_table.setdefault(item.table, (item.known, []))[1].append(result)
         for table, (known, results) in by_table.items():
-            with self._committing:
-                if self._stopped:
-                    return
-                if table == known.table:
-                    self._replace_files(known, results)
-                else:
-                    sink.replace_files(table, results)
+            try:
+                self._commit(sink, table, known, results)
+            except Exception as error:
+                self._rewriting_failed(known.name, error, failed)
+
+    def _within_budget(self, items: Sequence[_Item]) -> list[_Item]:
+        """The items that may be rewritten now. Counts their bytes."""
+        allowed: list[_Item] = []
+        rewritten, limit = self._record.rewritten, self._settings.bytes_per_hour
+        for item in items:
+            total = rewritten.total()
+            if not limit or (total and total + item.work.bytes > limit):  # what is larger than the limit is done alone
+                self._waits[item.known.name] = "[maintenance] bytes_per_hour"
+            else:
+                rewritten.add(item.work.bytes)
+                allowed.append(item)
+        return allowed
+
+    def _commit(self, sink: Sink, table: TableName, known: TableState, results: Sequence[Any]) -> None:
+        with self._committing:
+            if self._stopped:
+                return
+            if table == known.table:
+                self._replace_files(known, results)
+            else:
+                sink.replace_files(table, results)
 
     def _vacuum(self, sink: Sink, changed: set[str]) -> bool:
         """Vacuum the tables for which it is time. Returns whether there were any."""
-        now = time.time()
+        now, vacuum_at = time.time(), self._record.vacuum_at
         self._vacuumed -= changed
         for name in changed:
-            self._vacuum_at[name] = min(self._vacuum_at.get(name, math.inf), now + VACUUM_INTERVAL)
-        if cuts.active(self._directory).at:
+            vacuum_at[name] = min(vacuum_at.get(name, math.inf), now + VACUUM_INTERVAL)
+        if self._stopped or cuts.active(self._directory).at:
             return False  # versions stay readable while a table is being compared
-        due = {name for name, at in self._vacuum_at.items() if at <= now}
+        due = {name for name, at in vacuum_at.items() if at <= now and not self._vacuuming.waits(name)}
         if not due:
             return False
-        tables = [table for each in self._tables if each.follows and each.name in due for table in _with_rejects(each)]
+        tables = [each for each in self._tables if each.follows and each.name in due]
         self._tables.shared.check(0.0)
-        self._tasks.map(sink.vacuum, tables)
-        for name in due & self._vacuumed:
-            del self._vacuum_at[name]
+        done = due - self._vacuum_tables(sink, tables)
+        for name in done:
+            self._vacuuming.succeeded(name)
+        for name in done & self._vacuumed:
+            del vacuum_at[name]
         # once more, when the files that were replaced until now are old enough: the table may rest from now on
-        self._vacuum_at |= dict.fromkeys(due - self._vacuumed, now + sink.keep_seconds + VACUUM_INTERVAL)
-        self._vacuumed |= due
+        vacuum_at |= dict.fromkeys(done - self._vacuumed, now + sink.keep_seconds + VACUUM_INTERVAL)
+        self._vacuumed |= done
         return True
 
-    def _write_status(self) -> None:
-        content = {
-            "rewritten_bytes_per_hour": self._rewritten.total(),
-            "rewritten": self._rewritten.by_minute,
-            "written": {name: written.by_minute for name, written in self._written.items()},
-            "vacuum_at": self._vacuum_at,
-            "tables": {
-                name: {"written_bytes_per_hour": written.total(), "upkeep_waits_for": self._waits.get(name)}
-                for name, written in self._written.items()
-            },
-        }
-        write_durably(self._directory / paths.MAINTENANCE, json.dumps(content))
+    def _vacuum_tables(self, sink: Sink, tables: Sequence[TableState]) -> set[str]:
+        """Vacuum some tables in tasks. Returns the names of those for which that has failed."""
+        try:
+            self._tasks.map(sink.vacuum, [table for each in tables for table in _with_rejects(each)])
+        except Exception as error:
+            if self._stopped or isinstance(error, SparkError):
+                raise
+            if len(tables) == 1:
+                self._vacuuming.failed(tables[0].name, error)
+                return {tables[0].name}
+            half = len(tables) // 2  # the other tasks were cancelled
+            return self._vacuum_tables(sink, tables[:half]) | self._vacuum_tables(sink, tables[half:])
+        return set()
 
-
-def read_status(directory: Path) -> dict[str, Any]:
-    """What the last round wrote, by table; empty if there is nothing."""
-    return _read(directory, "tables")
-
-
-def _read(directory: Path, what: str) -> dict[str, Any]:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found: dict[str, Any] = json.loads((directory / paths.MAINTENANCE).read_bytes())[what]
-        return dict(found)
-    return {}
-
-
-def _read_bytes(found: Any) -> BytesPerHour:
-    with suppress(ValueError, TypeError, AttributeError):
-        return BytesPerHour({int(minute): int(size) for minute, size in found.items()})
-    return BytesPerHour()
+    def _write_record(self) -> None:
+        self._record.write({**self._vacuuming.waiting(), **self._rewriting.waiting(), **self._waits})
 
 
 def _with_rejects(known: TableState) -> list[TableName]:
     """A table, and that of its rejects if it has some."""
     return [known.table, Rejects.table(known.table)] if known.rejects else [known.table]
-
-
-@dataclass(frozen=True, slots=True)
-class LowPriority:
-    """Rewrites files in a thread of low priority. The thread ends with the task, which cannot raise its own again."""
-
-    sink: Sink
-
-    def __call__(self, work: Any) -> Any:
-        results: list[Any] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                with suppress(OSError, AttributeError):  # only Linux has priorities of threads
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
-                results.append(self.sink.rewrite_files(work))
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
