@@ -189,6 +189,9 @@ def test_rounds_go_on_after_any_number_of_failures(tmp_path: Path, monkeypatch: 
             run.upkeep.round(run.sink)
     with DaemonExecutor(1, "test") as executor:
         run.upkeep.poll(run.sink, executor)
+        assert run.upkeep._round is None, "not right after a start"
+        now += 10
+        run.upkeep.poll(run.sink, executor)
         assert run.upkeep._round is not None
         run.upkeep._round.result(60)
         run.upkeep._failures = 1100
@@ -259,6 +262,29 @@ def test_the_budget_outlives_the_process_and_what_is_larger_is_done_alone(tmp_pa
     assert run.files == 11
     found = read_status(tmp_path / "subscription")[str(TABLE)]
     assert found["upkeep_waits_for"] == "[maintenance] bytes_per_hour"
+
+
+class Killed(BaseException):
+    """The process is killed."""
+
+
+def test_the_budget_holds_for_a_process_that_is_killed_while_it_rewrites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, Maintenance(bytes_per_hour=1))
+    written = []
+
+    def killed(*_: Any) -> None:
+        written.append(1)
+        raise Killed
+
+    monkeypatch.setattr(DeltaSink, "rewrite_files", killed)
+    with pytest.raises(Killed):
+        run.upkeep.round(run.sink)
+    run.new_process()
+    run.upkeep.round(run.sink)
+    assert written == [1]
+    assert read_status(tmp_path / "subscription")[str(TABLE)]["upkeep_waits_for"] == "[maintenance] bytes_per_hour"
 
 
 def test_the_bytes_of_the_last_hour_are_counted_also_after_a_restart(

@@ -39,6 +39,8 @@ from walmere.subscription.target.upkeep_retries import Retries, describe, interv
 
 _log = logging.getLogger(__name__)
 
+_FIRST_ROUND: Final = 10.0
+"""Seconds before the first round. The start has enough to do, and may end in a crash."""
 VACUUM_INTERVAL: Final = 600.0
 """Seconds between two vacuums of a table that is written to."""
 
@@ -90,7 +92,7 @@ class UpkeepScheduler:
         self._waits: dict[str, str] = {}  # by name: what rewriting waits for
         self._rewriting = Retries("rewriting files")
         self._vacuuming = Retries("deleting old files")
-        self._next_round = 0.0
+        self._next_round = time.monotonic() + _FIRST_ROUND
         self._round: Future[None] | None = None
         self._failures = 0  # rounds
         self._committing = threading.Lock()
@@ -193,6 +195,7 @@ class UpkeepScheduler:
         allowed = self._within_budget(items)
         if not allowed:
             return
+        self._write_record()  # before anything is written: the process may be killed
         try:
             done = self._tasks.map(LowPriority(sink), [item.work for item in allowed])
         except Exception as error:

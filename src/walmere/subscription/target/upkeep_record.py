@@ -1,7 +1,8 @@
 """What upkeep has done, in a file: for `walmere status`, and for the next run.
 
 The file has the bytes of the last hour and the times of the next vacuums, because runs may be shorter than that
-(`--once`).
+(`--once`). Bytes are recorded before they are written, so that the limit also holds for a process that is killed again
+and again.
 """
 
 from __future__ import annotations
