@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,18 +189,22 @@ def test_rounds_go_on_after_any_number_of_failures(tmp_path: Path, monkeypatch: 
         for _ in range(1100):
             run.upkeep.round(run.sink)
     with DaemonExecutor(1, "test") as executor:
-        run.upkeep.poll(run.sink, executor)
-        assert run.upkeep._round is None, "not right after a start"
+
+        def poll() -> Future[None] | None:
+            run.upkeep.poll(run.sink, executor)
+            return run.upkeep._round
+
+        assert poll() is None, "not right after a start"
         now += 10
-        run.upkeep.poll(run.sink, executor)
-        assert run.upkeep._round is not None
-        run.upkeep._round.result(60)
+        first = poll()
+        assert first is not None
+        first.result(60)
         run.upkeep._failures = 1100
-        run.upkeep.poll(run.sink, executor)
+        assert poll() is None
         now += 600
-        run.upkeep.poll(run.sink, executor)
-        assert run.upkeep._round is not None
-        run.upkeep._round.result(60)
+        second = poll()
+        assert second is not None
+        second.result(60)
     assert run.files == 1
 
 
