@@ -34,7 +34,7 @@ from walmere.sinks.base import OVERWRITE, Upkeep
 from walmere.sinks.delta import maintenance
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.files.vectors import DIRECTORY
-from walmere.sinks.delta.log import commit, replay
+from walmere.sinks.delta.log import commit, history, replay
 from walmere.sinks.delta.maintenance import JOIN_FILES, Rewritten, Work
 from walmere.sinks.delta.sink import DeltaSink
 
@@ -517,6 +517,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(commit, "time", found)
+    monkeypatch.setattr(history, "time", found)
     monkeypatch.setattr(maintenance, "time", found)
     return found
 
@@ -540,6 +541,7 @@ def test_vacuum_deletes_what_no_version_that_can_be_read_needs_and_nothing_else(
     clock, checkpoint = Clock(), False
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commit, "time", clock)
+        patch.setattr(history, "time", clock)
         patch.setattr(maintenance, "time", clock)
         begin(sink, rows(*range(2000)), rows(*range(2000, 2010)))
         committed = {0: clock.now, 1: clock.now}
@@ -641,6 +643,34 @@ def test_vacuum_keeps_the_newest_point_of_every_subscription_however_old_it_is(s
     sink.vacuum(TABLE)
     assert on_disk(sink) == files(sink)
     assert len(on_disk(sink, DIRECTORY)) == 1
+
+
+def test_vacuum_keeps_all_points_that_must_be_readable_also_if_their_files_were_replaced_long_before(
+    sink: DeltaSink, clock: Clock
+) -> None:
+    """A batch is committed to this table, and not to another. Two hours later it is repeated, and makes the point."""
+    sink = replace(sink, keep_seconds=3600)
+    begin(sink, rows(*range(2000)))
+
+    def point(lsn: int) -> Entry:
+        return Entry(Lsn(lsn), None, {str(TABLE): sink.version(TABLE)}, int(clock.now * 1e6))
+
+    ledger = sink.open_ledger("shop", [point(100)])
+    before = sink.version(TABLE)
+    expected = content(sink)
+    clock.now += 60
+    do(sink, *(delete(key) for key in range(0, 2000, 3)))
+    sink.optimize(TABLE, BY_ID, ALL)
+    clock.now += 7200
+    ledger.append(point(200))
+    sink.vacuum(TABLE)
+    assert content(sink, before) == expected
+    clock.now += 3500
+    sink.vacuum(TABLE)
+    assert content(sink, before) == expected
+    clock.now += 200
+    sink.vacuum(TABLE)
+    assert on_disk(sink) == files(sink), "the first point is too old now"
 
 
 def test_upkeep_leaves_a_table_alone_that_another_subscription_has_taken_over(sink: DeltaSink) -> None:

@@ -104,6 +104,16 @@ class Points:
                 versions.pop(name, None)
         return Entry(line.lsn, line.commit_time, versions, line.began)
 
+    def versions_of(self, table: str, first: int) -> set[int]:
+        """The versions of one table in the points from an index on."""
+        found: set[int] = set()
+        version: int | None = None
+        for index, line in enumerate(self._lines):
+            version = None if table in line.left else line.versions.get(table, version)
+            if index >= first and version is not None:
+                found.add(version)
+        return found
+
     @property
     def lsns(self) -> list[Lsn]:
         return [line.lsn for line in self._lines]

@@ -13,7 +13,8 @@ the files that it touches. So files are rewritten from time to time, beside the 
 
 Replaced files stay for readers of older versions. `vacuum` deletes them `keep_seconds` later, with the vectors, the
 key indexes, and after some days also files that no commit ever had: what a task leaves that dies or loses. The files of
-a newest point stay in any case: while a table is ahead of the others, there may be no newer point for hours.
+the points that must be readable stay in any case. Such a version may have been replaced long ago: while a table is
+ahead of the others, there may be no newer point for hours.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def _places(staged: Sequence[StagedFile], deleted: I64) -> Iterator[tuple[Staged
 
 
 def vacuum(tables: DeltaTables, table: TableName) -> None:
-    """Delete the files that no version within `keep_seconds` needs, and no newest point."""
+    """Delete the files that no version within `keep_seconds` needs, and no point that must be readable."""
     found = tables.newest(table)
     if found is None:
         return
@@ -236,7 +237,7 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
     directory = tables.directory(table)
     now = time.time()
     expired = now - tables.keep_seconds - (_MARGIN if tables.keep_seconds else 0)
-    used = _in_newest_points(tables, table, found)
+    used = _in_points(tables, table, found, now, expired)
     removed: set[str] = set()
     for file in found.files:
         used |= _names(file)
@@ -266,12 +267,15 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
     remove_unused(tables.index_of(table), found.files, data, now - _UNKNOWN_SECONDS / 7)
 
 
-def _in_newest_points(tables: DeltaTables, table: TableName, found: TableVersion) -> set[str]:
-    """The files of older versions that are in a newest point."""
+def _in_points(tables: DeltaTables, table: TableName, found: TableVersion, now: float, expired: float) -> set[str]:
+    """The files of the points that must be readable, as far as they may have been removed before `expired`."""
     used: set[str] = set()
-    for version in points.newest_versions(tables, table) - {found.version}:
+    directory = tables.directory(table)
+    for version in sorted(points.readable_versions(tables, table, int(now * 1e6)) - {found.version}):
+        if replay.committed_at(directory, version + 1) > expired:
+            break  # until then nothing was removed that this version, or a later one, has
         with contextlib.suppress(SinkMismatch):  # the log does not have it any more: it cannot be read in any case
-            for file in replay.at(tables.directory(table), version).files:
+            for file in replay.at(directory, version).files:
                 used |= _names(file)
     return used
 

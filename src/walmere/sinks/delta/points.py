@@ -68,14 +68,19 @@ def tables_of_others(tables: DeltaTables, subscription: str) -> dict[str, str]:
     return found
 
 
-def newest_versions(tables: DeltaTables, table: TableName) -> set[int]:
-    """The versions that a table has in the newest points of all subscriptions."""
+def readable_versions(tables: DeltaTables, table: TableName, time: int) -> set[int]:
+    """The versions that a table has in the points of all subscriptions that must be readable at a time."""
     found: set[int] = set()
     for name in subscriptions(tables):
-        with contextlib.suppress(ChangeLogError):
-            newest = read_latest(directory(tables, name))
-            if newest is not None and str(table) in newest.versions:
-                found.add(newest.versions[str(table)])
+        place = directory(tables, name)
+        try:
+            known = History(place).points()
+            found |= known.versions_of(str(table), known.first_readable(time))
+        except ChangeLogError:  # readers find the newest point in another file
+            with contextlib.suppress(ChangeLogError):
+                newest = read_latest(place)
+                if newest is not None and str(table) in newest.versions:
+                    found.add(newest.versions[str(table)])
     return found
 
 

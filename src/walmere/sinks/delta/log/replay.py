@@ -182,6 +182,14 @@ def tombstones(directory: Directory, version: int) -> list[Mapping[str, Any]]:
     return found
 
 
+def committed_at(directory: Directory, version: int) -> float:
+    """When a version was committed, in seconds since the epoch; 0 if the log does not say so."""
+    content = directory.read(log_file(version))
+    actions = [] if content is None else _parse(directory, version, content)
+    times = (action["commitInfo"].get("timestamp") for action in actions if "commitInfo" in action)
+    return (next(times, None) or 0) / 1000
+
+
 def _start(directory: Directory, upto: int | None) -> tuple[Collection[str], TableVersion]:
     """The names in the log, and the table at the newest checkpoint up to a version; version -1 if none can be read."""
     names = _names(directory, upto)
