@@ -4,11 +4,13 @@ DuckDB's own Parquet reader reads the files: several threads, columns and filter
 file with deleted rows is joined with its deletion vector, by the number of the file. The vector is a bit string, with
 one bit per row, so the join costs the same for few and for many deleted rows. DuckDB's Delta extension is not needed.
 
-Tables in an object store are read by PyArrow.
+Tables in an object store are read by PyArrow. So are files with timestamps as INT96, which other programs may write:
+DuckDB takes them for local times, and would shift them by the session's time zone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from walmere.sinks.delta.files.data_file import DataFile
+from walmere.sinks.delta.files.parquet import has_int96
 from walmere.sinks.delta.log.snapshot import Pinned
 
 if TYPE_CHECKING:
@@ -32,17 +35,23 @@ def relation(connection: DuckDBPyConnection, pinned: Pinned) -> DuckDBPyRelation
     hidden = {_FILE, _ROW} & {name.lower() for name in pinned.schema.names}
     if not pinned.directory.local or hidden or not (plain or marked):
         return connection.from_arrow(pinned.dataset())
-    parts = []
+    int96 = [file for file in (*plain, *marked) if has_int96(pinned.directory, file.name)]
+    plain, marked = ([file for file in some if file not in int96] for some in (plain, marked))
+    parts = [connection.from_arrow(pinned.dataset(int96))] if int96 else []
     if plain:
-        parts.append(_files(connection, pinned, plain))
+        parts.append(_named(_files(connection, pinned, plain), pinned))
     if marked:
         rows = _files(connection, pinned, marked).set_alias("rows")
         vectors = connection.from_arrow(_vectors(pinned, marked)).project("file, deleted::BIT AS deleted")
         both = rows.join(vectors.set_alias("vectors"), "rows.file = vectors.file")
-        parts.append(both.filter("get_bit(deleted, row::INTEGER) = 0"))
+        parts.append(_named(both.filter("get_bit(deleted, row::INTEGER) = 0"), pinned))
+    return functools.reduce(lambda one, other: one.union(other), parts)
+
+
+def _named(rows: DuckDBPyRelation, pinned: Pinned) -> DuckDBPyRelation:
+    """The rows with the names of their columns."""
     names = ", ".join(f"c{number} AS {_identifier(name)}" for number, name in enumerate(pinned.schema.names))
-    parts = [part.project(names) for part in parts]
-    return parts[0] if len(parts) == 1 else parts[0].union(parts[1])
+    return rows.project(names)
 
 
 def _files(connection: DuckDBPyConnection, pinned: Pinned, files: Sequence[DataFile]) -> DuckDBPyRelation:

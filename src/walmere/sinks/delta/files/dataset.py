@@ -24,12 +24,13 @@ import pyarrow.dataset as pads
 from walmere.errors import LakeError
 from walmere.sinks.base import Mask
 from walmere.sinks.delta.files.data_file import DataFile
+from walmere.sinks.delta.files.parquet import INT96_UNIT
 from walmere.storage import Directory
 
 _UNREADABLE: Final = "this dataset has deletion vectors: it is read by its own methods only"
 """The path of the file that does not exist. It is in the error of whatever tries to read it."""
 _MATCHES: Final = "matches"
-_FORMAT: Final = pads.ParquetFileFormat()
+_FORMAT: Final = pads.ParquetFileFormat(pads.ParquetReadOptions(coerce_int96_timestamp_unit=INT96_UNIT))
 
 
 def plain_dataset(directory: Directory, files: Sequence[DataFile], schema: pa.Schema) -> pads.Dataset:

@@ -12,6 +12,7 @@ value in Spark.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime
@@ -31,6 +32,9 @@ ROW_GROUP_ROWS: Final = 1 << 17
 ROW_GROUP_BYTES: Final = 64 << 20
 """In memory. A row group ends when it has this many rows or bytes."""
 
+INT96_UNIT: Final = "us"
+"""Spark writes timestamps as INT96, also in OPTIMIZE. In nanoseconds, years before 1677 and after 2262 overflow."""
+
 _SAMPLE_ROWS: Final = 4096
 _STATISTICS_COLUMNS: Final = 32
 """Statistics are written for the first so many columns: the default of Delta."""
@@ -38,6 +42,7 @@ _STATISTICS_COLUMNS: Final = 32
 _PREFIX_LENGTH: Final = 16
 """Characters of a text in the statistics. A batch writes them again for every file in which it marks rows."""
 _GREATEST_CHARACTER: Final = "\U0010ffff"
+_NAME: Final = re.compile(r"part-[0-9a-f]{24}\.parquet")
 
 
 class Index(Protocol):
@@ -212,13 +217,22 @@ def row_groups(directory: Directory, name: str, schema: pa.Schema) -> Iterator[R
     # the columns of a row group are near each other: in a store, they are read by few requests
     with (
         directory.filesystem.open_input_file(name) as source,
-        pq.ParquetFile(source, pre_buffer=not directory.local) as file,
+        pq.ParquetFile(source, pre_buffer=not directory.local, coerce_int96_timestamp_unit=INT96_UNIT) as file,
     ):
         first = 0
         for number in range(file.num_row_groups):
             group = RowGroup(file, number, first, schema)
             yield group
             first += group.rows
+
+
+def has_int96(directory: Directory, name: str) -> bool:
+    """Whether a file has timestamps as INT96. Those that are written here have not, and are known by their names."""
+    if _NAME.fullmatch(name):
+        return False
+    with directory.filesystem.open_input_file(name) as source:
+        schema = pq.read_metadata(source).schema
+    return any(schema.column(number).physical_type == "INT96" for number in range(len(schema)))
 
 
 def conform(table: pa.Table, schema: pa.Schema, *, missing_is_null: bool = False) -> pa.Table:

@@ -5,6 +5,8 @@ Later commits do not change a version. Any Parquet reader can read the files, if
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.dataset as pads
 
@@ -45,9 +47,9 @@ class Pinned:
         files = self._found.files
         return [each for each in files if each.vector is None], [each for each in files if each.vector is not None]
 
-    def dataset(self) -> pads.Dataset:
-        """All rows, to be read lazily."""
-        files = self._found.files
+    def dataset(self, files: Sequence[DataFile] | None = None) -> pads.Dataset:
+        """All rows, or those of some files, to be read lazily."""
+        files = self._found.files if files is None else files
         if all(file.vector is None for file in files):
             return plain_dataset(self.directory, files, self.schema)
         return VectorDataset(self.directory, files, self.schema)
