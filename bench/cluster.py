@@ -211,9 +211,11 @@ class Bench:
         with ours.process() as process:
             ours.wait(Lsn(0), process)
             table = f"{bucket.url}/lake/public/f"
+            # so that the rate is reached on a slow disk, too; the WAL is then sent up to 0.2 s later
+            dsn = f"{self.source.server.dsn()}?options=-c%20synchronous_commit%3Doff"
             with (
-                freshness.polling_commits(table, bucket.options, count, seconds + 60) as polled,
-                freshness.writing(self.source.server.dsn(), transaction, count, RATE) as written,
+                freshness.polling_commits(table, bucket.options, count, 5 * seconds + 60) as polled,
+                freshness.writing(dsn, transaction, count, RATE) as written,
             ):
                 sent, seen = written.result(), polled.result()
         delay = seen - sent
