@@ -253,7 +253,7 @@ def test_a_full_disk_leaves_no_part_of_an_index(sink: DeltaSink, monkeypatch: py
     def full(path: Path) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "read_bytes", full)  # the last step before the rename
+    monkeypatch.setattr(key_index, "_checksum_of", full)  # the last step before the rename
     do(sink, update(1, 7))
     monkeypatch.undo()
     assert content(sink) == [(1, "name 1", 7), (2, "name 2", 0)]

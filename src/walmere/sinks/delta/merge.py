@@ -1,7 +1,7 @@
 """Changes of single rows by deletion vectors: a batch costs what it changes, not the files that it changes.
 
-1. The key index finds the rows to remove or replace. No data file is read, except for unchanged TOAST values: of these,
-   the row groups that have them.
+1. The key index finds the rows to remove or replace. No data file is read, except for unchanged TOAST values, and to
+   compare the rows of a table without a key: of these, the row groups that have them.
 2. New row versions are written into one new file. The old ones are marked in the deletion vectors of their files.
 3. One commit adds the new file, and replaces the vectors.
 

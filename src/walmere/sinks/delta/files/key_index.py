@@ -154,8 +154,8 @@ class KeyIndex:
             return found
         stored = self._read(file)
         if stored is None:
-            keys = [group.table() for group in row_groups(self.directory, file.name, self.key_schema)]
-            made = self.write(file.name, file.size, keys)
+            groups = row_groups(self.directory, file.name, self.key_schema)
+            made = self.write(file.name, file.size, (group.table() for group in groups))
             stored = self._read(file)  # it is mapped: what is not used takes no memory
         index = made if stored is None else stored
         _open.put(name, index, in_memory=stored is None)
@@ -166,13 +166,16 @@ class KeyIndex:
         return None if path is None else _read(path, self._tag(file.name, file.size), self._exact)
 
     def write(self, name: str, size: int, keys: Iterable[pa.Table]) -> FileIndex:
-        """Make the index of a file from its keys, in the order of its rows."""
-        table = pa.concat_tables([self.key_schema.empty_table(), *keys])
-        columns = [one_array(table[each]) for each in self.columns]
-        found = hashes(columns)
-        order = np.argsort(found)
-        stored = None if self._exact or not self.keyed else pa.Table.from_arrays(columns, schema=self.key_schema)
-        index = FileIndex(found[order], order.astype(np.uint32), stored, self._exact)
+        """Make the index of a file from its keys, in the order of its rows. Only keys that it stores stay in memory."""
+        found, stored = [np.zeros(0, np.uint64)], [self.key_schema.empty_table()]
+        for part in keys:
+            found.append(hashes([one_array(part[each]) for each in self.columns]))
+            if self.keyed and not self._exact:
+                stored.append(part.select(list(self.columns)))
+        every = np.concatenate(found)
+        order = np.argsort(every)
+        kept = pa.concat_tables(stored).cast(self.key_schema) if self.keyed and not self._exact else None
+        index = FileIndex(every[order], order.astype(np.uint32), kept, self._exact)
         if (path := self._path(name)) is not None:
             with contextlib.suppress(OSError):  # a cache: what cannot be written is made again
                 _write(path, index, self._tag(name, size))
@@ -253,7 +256,7 @@ def _write(path: Path, index: FileIndex, tag: bytes) -> None:
         with pa.OSFile(str(temporary), "wb") as file:
             with pa.ipc.new_file(file, schema) as writer:
                 writer.write_batch(batch)
-            file.write(_checksum(temporary.read_bytes()))
+            file.write(_checksum_of(temporary))
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -281,6 +284,11 @@ def _read(path: Path, tag: bytes, exact: bool) -> FileIndex | None:
 
 def _checksum(content: Any) -> bytes:
     return zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "big")
+
+
+def _checksum_of(path: Path) -> bytes:
+    with pa.memory_map(str(path)) as file:
+        return _checksum(file.read_buffer())
 
 
 def remove_unused(cache: Path | None, files: Iterable[DataFile], removed: Iterable[str], newer_than: float) -> None:
