@@ -13,12 +13,13 @@ import pytest
 from delta_rows import read_delta
 from sinks.histories import Change, rows_of, typed
 from walmere.apply.fold import fold
-from walmere.errors import SinkMismatch
+from walmere.errors import LakeError, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE
 from walmere.sinks.delta.files.vectors import Vector
 from walmere.sinks.delta.log import actions, replay
+from walmere.sinks.delta.log.snapshot import Pinned
 from walmere.sinks.delta.sink import DeltaSink
 
 TABLE = TableName("public", "t")
@@ -210,3 +211,60 @@ def test_a_table_whose_columns_are_mapped_is_refused(sink: DeltaSink) -> None:
     commit_by_hand(sink, {"metaData": {**metadata, "configuration": properties}})
     with pytest.raises(SinkMismatch, match="table feature columnMapping"):
         do(sink, insert(2))
+
+
+@pytest.mark.parametrize(
+    ("properties", "protocol", "why"),
+    [
+        ({"delta.columnMapping.mode": "name"}, {"minReaderVersion": 2, "minWriterVersion": 5}, "columnMapping"),
+        ({}, {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["unheardOf"]}, "unheardOf"),
+        ({}, {"minReaderVersion": 4, "minWriterVersion": 7}, "reader version 4"),
+    ],
+)
+def test_a_table_that_cannot_be_read_right_is_refused_by_readers(
+    sink: DeltaSink, properties: dict[str, str], protocol: dict[str, Any], why: str
+) -> None:
+    begin(sink, rows(1))
+    metadata = dict(sink.current(TABLE).metadata)
+    configuration = {**metadata["configuration"], **properties}
+    commit_by_hand(sink, {"metaData": {**metadata, "configuration": configuration}}, {"protocol": protocol})
+    version = sink.version(TABLE)
+    with pytest.raises(SinkMismatch, match=why):
+        sink.scan(TABLE, version)
+    with pytest.raises(LakeError, match=why):
+        Pinned(sink, TABLE, version)
+    assert sink.scan(TABLE, version - 1).rows == 1
+
+
+@pytest.mark.parametrize("name", ["delta.appendOnly", "delta.constraints.positive"])
+def test_a_table_with_a_rule_that_rows_may_violate_is_refused(sink: DeltaSink, name: str) -> None:
+    begin(sink, rows(1))
+    metadata = dict(sink.current(TABLE).metadata)
+    value = "true" if name == "delta.appendOnly" else "id > 0"
+    commit_by_hand(sink, {"metaData": {**metadata, "configuration": {**metadata["configuration"], name: value}}})
+    before = sink.version(TABLE)
+    with pytest.raises(SinkMismatch, match=name):
+        do(sink, update(1))
+    assert sink.version(TABLE) == before
+
+
+@pytest.mark.parametrize("name", ["delta.invariants", "delta.generationExpression"])
+def test_a_table_with_a_rule_of_a_column_is_refused(sink: DeltaSink, name: str) -> None:
+    begin(sink, rows(1))
+    metadata = dict(sink.current(TABLE).metadata)
+    schema = json.loads(metadata["schemaString"])
+    schema["fields"][1]["metadata"][name] = "text <> ''"
+    commit_by_hand(sink, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
+    before = sink.version(TABLE)
+    with pytest.raises(SinkMismatch, match=name):
+        do(sink, update(1))
+    assert sink.version(TABLE) == before
+
+
+def test_an_append_only_property_that_is_false_does_not_matter(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    metadata = dict(sink.current(TABLE).metadata)
+    configuration = {**metadata["configuration"], "delta.appendOnly": "false"}
+    commit_by_hand(sink, {"metaData": {**metadata, "configuration": configuration}})
+    do(sink, update(1))
+    assert content(sink) == [(1, "new")]

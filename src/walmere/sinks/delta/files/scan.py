@@ -9,10 +9,12 @@ from typing import Final
 import pyarrow as pa
 
 from walmere.bins import bins
+from walmere.errors import SinkMismatch
 from walmere.names import TableName
 from walmere.sinks.base import TableScan
 from walmere.sinks.delta.files.data_file import DataFile, count
 from walmere.sinks.delta.log import replay
+from walmere.sinks.delta.log.actions import unreadable
 from walmere.sinks.delta.tables import DeltaTables
 
 SCAN_BYTES: Final = 32 << 20
@@ -32,6 +34,8 @@ def scan(tables: DeltaTables, table: TableName, version: int, at_least: int) -> 
     """All rows of a version, in at least so many pieces if the table is large enough."""
     directory = tables.directory(table)
     found = replay.at(directory, version)
+    if (why := unreadable(found)) is not None:
+        raise SinkMismatch(f"reading the Delta table {table} at version {version}", why, "drop the feature")
     schema, files = found.arrow_schema, found.files
     size = min(SCAN_BYTES, sum(file.size for file in files) // at_least)
     pieces = bins(files, lambda file: file.size, size)

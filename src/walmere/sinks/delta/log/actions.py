@@ -43,14 +43,17 @@ _WRITTEN: Final = frozenset({VECTORS, _NTZ, *(name for names in _IMPLIED.values(
     "variantType",  # `deltalake` adds it, with other features
 }
 """Features whose rules these commits follow, or do not concern. A writer must refuse a table that has others."""
+_READ: Final = frozenset({VECTORS, _NTZ, "columnMapping", "vacuumProtocolCheck", "variantType"})
+"""Features of tables whose rows are read right. Column mapping is only named here, and refused if it is in use."""
+_COLUMN_RULES: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+"""Keys in the metadata of a column whose values a writer has to check, or to compute."""
 _TIGHT: Final = re.compile(r'("tightBounds"\s*:\s*)(?:true|false)(?=\s*[,}])')
 
 
 def require_supported(table: TableName, found: TableVersion) -> None:
     """Refuse a table that needs what is not written here."""
     doing = f"writing to the Delta table {table}"
-    mapped = {"columnMapping"} if found.properties.get("delta.columnMapping.mode", "none") != "none" else set()
-    unknown = sorted((found.features - _WRITTEN) | mapped)
+    unknown = sorted((found.features - _WRITTEN) | _mapping(found))
     if unknown:
         raise SinkMismatch(
             doing,
@@ -59,6 +62,30 @@ def require_supported(table: TableName, found: TableVersion) -> None:
         )
     if found.metadata.get("partitionColumns"):
         raise SinkMismatch(doing, "the Delta table is partitioned", "create it again, without partitions")
+    rules = [name for name in found.properties if name.startswith("delta.constraints.")]
+    rules += ["delta.appendOnly"] if found.properties.get("delta.appendOnly", "").lower() == "true" else []
+    rules += [name for name in _COLUMN_RULES if f'"{name}":' in found.metadata["schemaString"]]
+    if rules:
+        raise SinkMismatch(
+            doing,
+            f"another program has set {', '.join(rules)}, which rows of the source may violate",
+            "remove it; or move the table's directory, then the table is copied again",
+        )
+
+
+def unreadable(found: TableVersion) -> str | None:
+    """Why the rows of a table cannot be read here; None if they can be."""
+    unknown = sorted((set(found.protocol.get("readerFeatures") or ()) - _READ) | _mapping(found))
+    if unknown:
+        return f"it has the table feature {', '.join(unknown)}, which Walmere does not read"
+    if (version := found.protocol.get("minReaderVersion", 1)) > _FEATURES_VERSIONS[0]:
+        return f"it has the reader version {version}, which Walmere does not read"
+    return None
+
+
+def _mapping(found: TableVersion) -> set[str]:
+    """The feature by which the names of columns in files are others, if it is in use."""
+    return {"columnMapping"} if found.properties.get("delta.columnMapping.mode", "none") != "none" else set()
 
 
 def new_protocol(schema: pa.Schema, *, vectors: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from walmere.names import TableName
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.files.dataset import VectorDataset, plain_dataset
 from walmere.sinks.delta.log import replay
+from walmere.sinks.delta.log.actions import unreadable
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.storage import Directory
 
@@ -32,6 +33,8 @@ class Pinned:
             raise LakeError(
                 self._doing, "it is partitioned; Walmere makes no partitioned tables", "read it with `deltalake`"
             )
+        if (why := unreadable(self._found)) is not None:
+            raise LakeError(self._doing, why, "drop the feature, or read it with a program that supports it")
         self.directory = Directory(sink.location(table), sink.storage_options)
         self.schema: pa.Schema = self._found.arrow_schema
         self.spark_schema = self._found.schema.to_json()
