@@ -322,3 +322,16 @@ def test_batches_that_rewrite_more_than_the_limit_wait_also_after_a_restart(tmp_
     assert pace.next_batch(tmp_path) == pytest.approx(waits_until + 3600)
     pace.reset(tmp_path)
     assert pace.next_batch(tmp_path) is None
+
+
+def test_a_higher_limit_of_rewriting_holds_at_once_for_what_was_written_before(tmp_path: Path) -> None:
+    Pace(tmp_path, 1 << 30).batch_wrote(50 << 30)
+    waits_until = pace.next_batch(tmp_path)
+    assert waits_until is not None
+    assert waits_until > time.time() + 49 * 3600
+    Pace(tmp_path, 1 << 35)
+    waits_until = pace.next_batch(tmp_path)
+    assert waits_until is not None
+    assert waits_until == pytest.approx(time.time() + 50 / 32 * 3600 - 300, abs=60)
+    Pace(tmp_path, 1 << 50)
+    assert pace.next_batch(tmp_path) is None
