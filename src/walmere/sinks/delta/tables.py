@@ -11,6 +11,7 @@ is in its metadata, so the second table is refused.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -173,8 +174,10 @@ class DeltaTables:
         """The local directory with the key indexes of a table."""
         if self.index is None:
             return None
-        index = Path(self.index)
-        return (index if index.is_absolute() else local_cache() / index) / table_path(table)
+        if (index := Path(self.index)).is_absolute():
+            return index / table_path(table)
+        # executors of several subscriptions may share the cache, and two lakes may have a table of the same name
+        return local_cache() / index / hashlib.sha256(self.path.encode()).hexdigest()[:16] / table_path(table)
 
     def write(
         self, table: TableName, schema: pa.Schema, rows: Iterable[pa.Table], index: KeyIndex | None = None
