@@ -38,9 +38,10 @@ DEFINITION = Definition((PublishedColumn(1, "id", 20, -1, is_key=True),), 1, Lay
 class Tasks:
     """Runs tasks in this process."""
 
-    parallelism = 2
+    remote = False
 
-    def __init__(self) -> None:
+    def __init__(self, parallelism: int = 2) -> None:
+        self.parallelism = parallelism
         self.ran: list[Any] = []
         self.cancelled = False
 
@@ -111,6 +112,14 @@ def test_without_a_budget_nothing_is_rewritten_and_status_says_what_it_waits_for
         run.upkeep.round(run.sink)
         assert (run.files, run.tasks.ran) == (10, [])
         assert read_status(tmp_path / "subscription")[str(TABLE)]["upkeep_waits_for"] == "[maintenance] bytes_per_hour"
+
+
+def test_with_one_core_no_task_of_upkeep_takes_it_from_the_batches(tmp_path: Path) -> None:
+    run = Run(tmp_path, Maintenance())
+    run.tasks = Tasks(1)
+    run.new_process()
+    run.upkeep.round(run.sink)
+    assert (run.files, run.tasks.ran) == (1, [])
 
 
 def test_after_stop_nothing_is_committed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

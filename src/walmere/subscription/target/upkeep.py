@@ -52,11 +52,29 @@ class Tasks(Protocol):
     def parallelism(self) -> int:
         """How many tasks run at the same time."""
 
+    @property
+    def remote(self) -> bool:
+        """Whether tasks run on other machines."""
+
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """The function's result for each item."""
 
     def cancel(self) -> None:
         """Cancel what is running. Its caller gets an error."""
+
+
+class InThisProcess:
+    """Runs everything in the process of the driver: a task would take the only core of `local[1]` from the batches."""
+
+    parallelism = 1
+    remote = False
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """The function's result for each item."""
+        return [function(item) for item in items]
+
+    def cancel(self) -> None:
+        """Nothing to cancel: what is running ends by itself, and is not committed after `UpkeepScheduler.stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +100,7 @@ class UpkeepScheduler:
         """`replace_files` commits what was rewritten of a table."""
         self._directory = directory
         self._tables = tables
-        self._tasks = tasks
+        self._tasks: Tasks = InThisProcess() if tasks.parallelism == 1 and not tasks.remote else tasks
         self._settings = settings
         self._replace_files = replace_files
         self._record = UpkeepRecord(directory)
