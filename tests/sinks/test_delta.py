@@ -432,6 +432,24 @@ def test_what_somebody_else_wants_kept_for_longer_stays_so(sink: DeltaSink) -> N
     assert configuration(sink).items() >= theirs.items()
 
 
+def test_a_checkpoint_that_cannot_be_written_is_a_warning(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = DeltaSink(sink.path, properties={"delta.checkpointInterval": "2"})
+    begin(sink, rows(1))
+
+    def full(_: DeltaTable) -> None:
+        raise OSError("No space left on device")
+
+    with caplog.at_level("WARNING"), monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create_checkpoint", full)
+        for number in range(2):
+            do(sink, update(1, str(number)), lsn=200 + number)
+    assert "checkpoint of the Delta table" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert rows_of(pa.table(sink.open(TABLE).scan())) == [(1, "1")]
+
+
 def test_a_version_outlives_a_log_that_is_cleaned_up(sink: DeltaSink) -> None:
     """A table that rests for days, and changes: what it was a minute ago needs entries of the log from days ago."""
     sink = DeltaSink(sink.path, properties={"delta.checkpointInterval": "10"})

@@ -7,8 +7,8 @@ The other one reads the LSN again, and finds that nothing is left to do.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +28,8 @@ from walmere.sinks.delta.log import actions, history, retention
 from walmere.sinks.delta.log.replay import LOG, TableVersion, log_file
 from walmere.sinks.delta.log.schema import delta_schema
 from walmere.sinks.delta.tables import DeltaTables
+
+_log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 10
 _CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
@@ -192,9 +194,11 @@ def switch_off_vectors(tables: DeltaTables, found: TableVersion) -> dict[str, st
 
 def _checkpoint(tables: DeltaTables, table: TableName, properties: Mapping[str, str]) -> None:
     """Write a checkpoint, and delete the commits that are no longer kept. If it fails, the next one does it."""
-    with contextlib.suppress(DeltaError, StoreError, OSError):
+    try:
         opened = DeltaTable(tables.location(table), storage_options=tables.options)
         opened.create_checkpoint()
         # it takes the place of the commits that are deleted, so it must be durable before
         tables.directory(table).sync(f"{LOG}/{opened.version():020d}.checkpoint.parquet", LOG)
         retention.clean_up(tables.directory(table), properties)
+    except (DeltaError, StoreError, OSError) as error:
+        _log.warning("no checkpoint of the Delta table %s could be written, the next one is tried: %s", table, error)
