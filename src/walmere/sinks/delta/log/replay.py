@@ -11,6 +11,7 @@ Checkpoints are read in their classic form, in one or several parts.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import threading
@@ -166,12 +167,14 @@ def at(directory: Directory, version: int) -> TableVersion:
 
 
 def tombstones(directory: Directory, version: int) -> list[Mapping[str, Any]]:
-    """The `remove` actions up to a version that the log still has."""
+    """The `remove` actions up to a version that the log still has: at least path, vector and time of each."""
     found: list[Mapping[str, Any]] = []
     first = 0
     for checkpoint in checkpoints(_names(directory, version), version):
         with contextlib.suppress(*_DAMAGED):
-            found = [content for _, contents in _parts(directory, checkpoint, ["remove"]) for content in contents]
+            found = [
+                each for _, removed in _structs(directory, checkpoint, ["remove"]) for each in _tombstones(removed)
+            ]
             first = checkpoint[0] + 1
             break
     numbers = range(first, version + 1)
@@ -303,6 +306,14 @@ def _parts(
     directory: Directory, checkpoint: tuple[int, int], kinds: Iterable[str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The actions of these kinds in a checkpoint."""
+    for kind, found in _structs(directory, checkpoint, kinds):
+        yield kind, found.to_pylist(maps_as_pydicts="strict")
+
+
+def _structs(
+    directory: Directory, checkpoint: tuple[int, int], kinds: Iterable[str]
+) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """The actions of these kinds in a checkpoint, as Arrow structs."""
     version, parts = checkpoint
     for number in range(1, parts + 1):
         part = "" if parts == 1 else f".{number:010d}.{parts:010d}"
@@ -315,7 +326,23 @@ def _parts(
             fields = [(kind, field.name) for kind in present for field in file.schema_arrow.field(kind).type]
             table = file.read(columns=[f"{kind}.{name}" for kind, name in fields if not name.endswith("_parsed")])
         for kind in present:
-            yield kind, table[kind].filter(pc.is_valid(table[kind])).to_pylist(maps_as_pydicts="strict")
+            yield kind, table[kind].filter(pc.is_valid(table[kind]))
+
+
+def _tombstones(removed: pa.ChunkedArray) -> list[Mapping[str, Any]]:
+    """What is needed of `remove` actions, column by column: a checkpoint may have a hundred thousand of them."""
+    columns = dict(zip((field.name for field in removed.type), removed.flatten(), strict=True))
+    vectors: Iterable[Mapping[str, Any] | None] = itertools.repeat(None, len(removed))
+    if (found := columns.get("deletionVector")) is not None:
+        names = [field.name for field in found.type]
+        values = zip(*(column.to_pylist() for column in found.flatten()), strict=True)
+        some = (dict(zip(names, each, strict=True)) for each in values)
+        vectors = (each if each["storageType"] is not None else None for each in some)
+    times = columns["deletionTimestamp"].to_pylist()
+    return [
+        {"path": path, "deletionTimestamp": time, "deletionVector": vector}
+        for path, time, vector in zip(columns["path"].to_pylist(), times, vectors, strict=True)
+    ]
 
 
 def _plain(value: Any) -> Any:
