@@ -32,8 +32,8 @@ What a sink promises:
    an owner refuses to write to a table of another owner.
 
 What a sink leaves: staged files that were never committed. A task that dies or loses cannot know whether its files are
-in use, so it deletes none. They are invisible and only take space, until the target's own clean-up deletes them (Delta:
-`VACUUM`, with `full=True` in `deltalake`). Its retention must be longer than the longest copy takes.
+in use, so it deletes none. They are invisible and only take space, until `vacuum` deletes them: a week after they were
+written, so a copy must not take longer.
 
 What a sink may rely on: batches of one table come in LSN order, each only after the one before is applied. Other
 programs may rewrite the table without changing rows (`OPTIMIZE`) at any time. If they change rows, `changed_by_others`

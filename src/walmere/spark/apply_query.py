@@ -1,9 +1,9 @@
 """The apply worker: a Structured Streaming query over the change log.
 
 Its source returns references, one partition for each table with changes. A task gets the pickled `ApplyJob` of a
-partition. It opens the log, decodes, folds, and commits to its table. (If a table has many inserts in a batch, several
-tasks stage its files, and one commit adds them all.) It returns the result. So Spark schedules, distributes, retries
-and checkpoints, and no row of a table passes through the JVM or the driver.
+partition. It opens the log, decodes, folds, and commits to its table. (If a table has many changes in a batch, several
+tasks stage them, and one commit has them all. Tables with few changes share a task.) It returns the result. So Spark
+schedules, distributes, retries and checkpoints, and no row of a table passes through the JVM or the driver.
 
 A micro-batch ends on a commit boundary. When all its tables are committed, their states are updated, then the ledger
 gets a point. A crash before that repeats the batch, and tables that already have it do nothing. A table whose copy is
