@@ -3,8 +3,9 @@
     pgtype     what a type is: a row of pg_type
     builtin    the types that every server has, without a look at its catalogs
     codec      the type of a column → its codec
+    choice     the same, for another type of the target
     base       the class of a codec: Arrow type, cast, rejected values, errors
-    text, boolean, number, numeric, bytea, date, array, vector, hstore
+    text, boolean, number, numeric, bytea, uuid, date, interval, array, vector, hstore
                one module for each family of types
     flat       the values of an Arrow array as one run of bytes, for families with a syntax
     jsontext   the text of a column → JSON text

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,9 @@ class Cast:
 @dataclass(frozen=True)
 class Codec(ABC):
     """How the text of one column becomes Arrow."""
+
+    hides: ClassVar[bool] = False
+    """Whether the text must not be shown, nor stored in rejects."""
 
     name: str  # of the type, for error messages
     arrow: pa.DataType

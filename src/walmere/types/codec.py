@@ -100,15 +100,22 @@ def is_toastable(type_oid: int, catalog: Mapping[int, PgType]) -> bool:
     return not fixed and found.typtype is not TypType.ENUM
 
 
+def base_type(type_oid: int, typmod: int, catalog: Mapping[int, PgType]) -> tuple[PgType, int]:
+    """The type and modifier of a column; of a domain, those of its base type."""
+    found = _lookup(type_oid, catalog)
+    if found.typtype is TypType.DOMAIN:
+        return base_type(found.basetype, found.base_typmod, catalog)
+    return found, typmod
+
+
 def codec(type_oid: int, typmod: int, catalog: Mapping[int, PgType]) -> Codec:
     """The codec of a column with this type and type modifier.
 
     `catalog` has the types that are not built in, from `publisher.catalog.types_of`. To read a numeric without a
     modifier as a decimal, give the modifier of that decimal (`numeric.typmod_of`): values that do not fit are rejected.
+    `walmere.types.choice` has codecs for other types of the target.
     """
-    found = _lookup(type_oid, catalog)
-    if found.typtype is TypType.DOMAIN:
-        return codec(found.basetype, found.base_typmod, catalog)
+    found, typmod = base_type(type_oid, typmod, catalog)
     if found.elem:
         element = codec(found.elem, typmod, catalog)
         return Array(f"{element.name}[]", pa.list_(element.arrow), element, _lookup(found.elem, catalog).delimiter)
