@@ -50,6 +50,7 @@ docs: $(READY)   ## the documentation as a site, in site/
 
 reference: $(READY)  ## make the pages of docs/reference that follow from the code
 	@$(BIN)/python scripts/reference.py
+	@$(BIN)/python scripts/type_table.py
 
 bench: $(READY)  ## every benchmark, side by side with the limit tools: two hours
 	@scripts/java

@@ -78,6 +78,56 @@ def test_the_shortest_configuration_has_the_documented_defaults(tmp_path: Path) 
         (SOURCE + SUBSCRIPTION.replace("/var/lib", "~nobody-of-that-name"), "subscription.directory: the user after ~"),
         (SOURCE + SUBSCRIPTION + "segment_bytes = 5", "subscription.segment_bytes: input should be greater"),
         (SOURCE + SUBSCRIPTION + "segment_bytes = 1e9", "subscription.segment_bytes: input should be a valid integer"),
+        (SOURCE + SUBSCRIPTION + "[table]\nmatch = 'a.b'", "table must be an array of tables: [[table]]"),
+        (SOURCE + SUBSCRIPTION + "[[table]]\ninclude = true", "[[table]] 1.match is missing"),
+        (SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'orders'", '[[table]] 1.match: must be "schema.table"'),
+        (SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b.c'", '[[table]] 1.match: must be "schema.table"'),
+        (SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\nexclude = true", "[[table]] 1.exclude is not a key"),
+        (SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\nname = ''", "[[table]] 1.name: must not be empty"),
+        (
+            SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\nnamespace = '_rejects.a'",
+            "[[table]] 1.namespace: names that begin with _rejects.",
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\ncolumns = {x = 'sha1'}",
+            '[[table]] 1.columns.x.mask: must be "hash", "null", "redact" or a function: "module:function"',
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\ncolumns = {x = {drop = true, mask = 'null'}}",
+            "[[table]] 1.columns.x: a column that is dropped has neither mask nor type",
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\ncolumns = {x = {mask = 'redact', type = 'int'}}",
+            "[[table]] 1.columns.x: redact makes text: the type cannot be int",
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\ncolumns = {x = {type = 'numeric'}}",
+            "[[table]] 1.columns.x.type: numeric is not a type of the target",
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\ncolumns = {x = {type = 'decimal(39,2)'}}",
+            "[[table]] 1.columns.x.type: a decimal has 1 to 38 digits",
+        ),
+        (SOURCE + SUBSCRIPTION + "[types]\njsonb = 'variant'", "types: the type VARIANT cannot be written"),
+        (SOURCE + SUBSCRIPTION + "[types]\nmoney = 'string'", "types: there is no choice for money"),
+        (
+            SOURCE + SUBSCRIPTION + "[types]\nuuid = 'bigint'",
+            "types: uuid cannot be bigint; it can be string or binary",
+        ),
+        (SOURCE + SUBSCRIPTION + "[types]\nnumeric = 5", "types.numeric: input should be a valid string"),
+        (
+            "hash_key = 'abcdefghijklmnopqrst'" + SOURCE + SUBSCRIPTION,
+            "hash_key: it is a secret; set WALMERE_HASH_KEY in the environment instead",
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[target]\nkind = 'postgres'\ndsn = 'host=x'\n[types]\nuuid = 'binary'",
+            "[types]: in a database, columns have the types of the source",
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[target]\nkind = 'postgres'\ndsn = 'host=x'\n"
+            "[[table]]\nmatch = 'a.*'\ninclude = false\n[[table]]\nmatch = 'a.b'\nname = 'c'",
+            "[[table]] 2 (a.b): in a database, tables have the names and columns of the source",
+        ),
         ("[source\n", "the file is not TOML: "),
         (SOURCE + SOURCE, "the file is not TOML: "),
         (f"x = {'9' * 5000}", "a number is too long"),
@@ -86,6 +136,16 @@ def test_the_shortest_configuration_has_the_documented_defaults(tmp_path: Path) 
 )
 def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, text: str, wrong: str) -> None:
     assert wrong in refusal(tmp_path, text)
+
+
+def test_the_key_of_hashes_comes_from_the_environment(tmp_path: Path) -> None:
+    text = SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\n[table.columns]\nemail = 'hash'"
+    assert read(tmp_path, text).hash_key is None, "to read tables, or to see the status, it is not needed"
+    assert "fewer than 16 characters" in refusal(tmp_path, text, WALMERE_HASH_KEY="short")
+    config = read(tmp_path, text, WALMERE_HASH_KEY=SECRET * 2)
+    assert config.hash_key is not None
+    assert config.hash_key.get_secret_value() == SECRET * 2
+    assert SECRET not in repr(config)
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ WIRE = GROUND | {"pgoutput", "types"}
 LOG = WIRE | {"object_store", "storage", "changelog"}
 TARGET = GROUND | {"object_store", "storage", "ledger", "libpq"}
 APPLY = LOG | TARGET | {"definition", "sinks"}
-SUBSCRIBER = APPLY | {"config", "publisher", "apply"}
+SUBSCRIBER = APPLY | {"config", "publisher", "apply", "shaping"}
 ALL = SUBSCRIBER | {"subscription", "spark", "source", "reads", "verify", "__init__"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -24,15 +24,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "object_store": GROUND,
     "storage": GROUND | {"object_store"},
     "definition": GROUND,
-    "config": GROUND | {"object_store"},
+    "table_sections": GROUND,
+    "config": GROUND | {"object_store", "table_sections"},
     "libpq": GROUND,
     "types": GROUND,
+    "shaping": GROUND | {"config", "definition", "table_sections", "types"},
     "pgoutput": GROUND | {"types"},
     "publisher": WIRE | {"config", "definition", "libpq"},
     "changelog": LOG,
     "ledger": TARGET,
     "sinks": TARGET,
-    "apply": APPLY,
+    "apply": APPLY | {"shaping"},
     "subscription": SUBSCRIBER,
     "spark": APPLY | {"apply", "subscription"},
     "source": LOG | {"config", "publisher", "definition", "subscription", "spark"},
@@ -52,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("spark/", "source/", "sinks/lakehouse.py", "running.py", "api.py"),  # the last two: its types only
-    "duckdb": ("reads/", "verify/"),
+    "duckdb": ("reads/", "verify/", "shaping/keyed_hash.py"),
     "obstore": ("object_store/",),
     "psycopg": ("publisher/", "sinks/postgres/", "libpq.py"),
     "psycopg2": ("publisher/",),

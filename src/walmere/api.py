@@ -339,7 +339,7 @@ class Subscription:
         with Manifest(self.config.changelog) as log:
             versions = [entry.relation for entry in log.entries() if isinstance(entry, RelationVersion)]
         known = {TableName(relation.namespace, relation.name) for relation in versions}
-        known |= {state.table for state in Tables(self.directory)}
+        known |= {state.source_table for state in Tables(self.directory)}
         if any(table in (name.name, str(name)) for name in known):
             return
         names = ", ".join(sorted(map(str, known))) or "none yet"

@@ -33,6 +33,7 @@ from walmere import paths
 from walmere.errors import ConfigError
 from walmere.local_cache import VARIABLE
 from walmere.object_store.options import TIMEOUT, VARIABLES, checked, is_secret, locate
+from walmere.table_sections import TableSection, Types, checked_key, refused_in_a_database
 
 CACHE: Final = f"spark.executorEnv.{VARIABLE}"
 PREFIX: Final = "WALMERE_"
@@ -358,6 +359,22 @@ class Config(_Section):
     storage: Storage = Storage()
     maintenance: Maintenance = Maintenance()
     spark: Spark = Spark()
+    table: tuple[TableSection, ...] = ()
+    """Which tables are mirrored, and how: [[table]]."""
+    types: Types = Field(default_factory=dict)
+    """By type of PostgreSQL, another type in the target than the usual one."""
+    hash_key: SecretStr | None = None
+    """From the environment: the key of `mask = "hash"`."""
+
+    @field_validator("table", mode="before")
+    @classmethod
+    def _table_sections(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("hash_key")
+    @classmethod
+    def _not_in_the_file(cls, _: object) -> None:
+        raise ValueError("it is a secret; set WALMERE_HASH_KEY in the environment instead")
 
     @property
     def changelog(self) -> Path:
@@ -390,6 +407,8 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         raise ConfigError(doing, "; ".join(problems), "`walmere help configuration` lists the keys") from None
     # paths are relative to the file, not to the current directory
     here = path.parent.absolute()
+    if isinstance(config.target, PostgresTarget):
+        refused_in_a_database(config.table, config.types, doing)
     subscription = config.subscription.model_copy(update={"directory": here / config.subscription.directory})
     target = config.target
     if isinstance(target, DeltaTarget) and isinstance(target.path, Path):
@@ -403,7 +422,8 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
                 checked(locate(url), config.storage.settings)
         except ConfigError as error:
             raise ConfigError(doing, f"storage: {error.wrong}", error.hint) from None
-    return config.model_copy(update={"subscription": subscription, "target": target})
+    hash_key = checked_key(environment, doing)
+    return config.model_copy(update={"subscription": subscription, "target": target, "hash_key": hash_key})
 
 
 def _require_apart(doing: str, directory: Path, lake: Path) -> None:
@@ -448,7 +468,7 @@ def _value(section: str, key: str, text: str) -> Any:
         "storage": (Storage,),
         "maintenance": (Maintenance,),
         "spark": (Spark,),
-    }
+    }  # the keys of [types] are text
     fields = {name: field for each in sections.get(section, ()) for name, field in each.model_fields.items()}
     kind = fields[key].annotation if key in fields else str
     if kind in (str, str | None, Path, Path | str, SecretStr, SecretStr | None) or key in (
@@ -469,6 +489,8 @@ def _problem(detail: dict[str, Any], variables: Mapping[tuple[str, ...], str]) -
     if section == "target" and keys[:1] in (["delta"], ["postgres"]):  # pydantic adds the kind
         del keys[0]
     where = variables.get((section, *keys[:1])) or ".".join(map(str, (section, *keys)))
+    if section == "table" and keys and isinstance(keys[0], int):
+        where = ".".join(map(str, (f"[[table]] {keys[0] + 1}", *keys[1:])))
     match detail["type"]:
         case "extra_forbidden" if section == "storage" and is_secret(str(keys[0])):
             return f"{where} is a secret; set it in the environment instead (such as {VARIABLES['s3']})"
@@ -478,6 +500,8 @@ def _problem(detail: dict[str, Any], variables: Mapping[tuple[str, ...], str]) -
             return f"{where} is missing"
         case "union_tag_invalid":
             return f'{where}.kind must be "delta" or "postgres"'
+        case "tuple_type" if section == "table" and not keys:
+            return "table must be an array of tables: [[table]]"
         case "tuple_type":
             return f'{where} must be an array: ["…"]'
         case "model_type" | "dict_type":

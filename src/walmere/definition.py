@@ -22,6 +22,35 @@ class PublishedColumn:
     is_key: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ShapedColumn:
+    """A column of the source that the target does not have as it is."""
+
+    name: str
+    drop: bool = False
+    mask: str | None = None  # see walmere.table_sections
+    type: str | None = None
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the target must not have its values."""
+        return self.drop or self.mask is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """How the target's table differs from the published one. If it changes, the table is copied again."""
+
+    columns: tuple[ShapedColumn, ...] = ()
+    types: tuple[tuple[str, str], ...] = ()  # chosen for types of PostgreSQL that columns of the table have
+    key_fingerprint: str | None = None  # of the key of its hashes
+    soft_deletes: str | None = None  # a column of the target with the time at which the row was deleted
+
+    def column(self, name: str) -> ShapedColumn | None:
+        """What is done with a column; None: nothing."""
+        return next((each for each in self.columns if each.name == name), None)
+
+
 class Layout(NamedTuple):
     """Numbers from the catalogs that change with DDL. Comparing two layouts shows what kind of DDL was run."""
 
@@ -57,12 +86,21 @@ class Definition:
     gathered: bool = False  # the leaves are published under their own names
     identity: Identity | None = None  # of a partitioned table; None: use that of the Relation message
     xid: int = 0  # every transaction before it had ended when the catalogs were read
+    shaping: Shaping | None = None  # None: the target has the published columns
 
     @property
     def key_identity(self) -> Identity | None:
         """The key by which batches find rows; None if there is none."""
         key = self.identity.key if self.identity is not None else tuple(c.name for c in self.columns if c.is_key)
         return Identity("d", key) if key else None
+
+    @property
+    def hidden(self) -> tuple[tuple[int, str], ...]:
+        """The columns that are dropped or masked: attnum and name."""
+        if self.shaping is None:
+            return ()
+        names = {each.name for each in self.shaping.columns if each.hidden}
+        return tuple((column.attnum, column.name) for column in self.columns if column.name in names)
 
     def shape(self, table: TableName) -> Shape:
         """The shape that a Relation message of this definition would have."""

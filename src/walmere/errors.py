@@ -37,6 +37,7 @@
     ├── NotCompared               there is no point at which source and target can be compared
     ├── Paused                    the subscription is paused, so that this would never end
     ├── NotMirrored               a table is set aside: the target cannot hold it, or its rows have no identity
+    │   └── FunctionFailed        a function of [[table]] could not be imported, or has failed
     ├── InvalidTransition         a wrong use of a table's state machine: a bug in Walmere
     └── SourceError
         ├── SourceUnavailable     no connection, or it was lost                            (transient)
@@ -344,6 +345,13 @@ class NotMirrored(WalmereError):
     """A table cannot be mirrored: the target cannot hold it, or its rows have no identity. Other tables go on.
 
     What to do: Correct the table, as the error says. It is then copied again by itself.
+    """
+
+
+class FunctionFailed(NotMirrored):
+    """A function that masks a column could not be imported, raised an error, or returned something else.
+
+    What to do: Correct the function, make it importable for Spark's executors, or correct the column's mask or type.
     """
 
 

@@ -15,6 +15,7 @@ from walmere import paths
 from walmere.apply.worker import Applied
 from walmere.config import Config, DeltaTarget
 from walmere.lsn import Lsn
+from walmere.shaping.rules import TableRules
 from walmere.spark.apply_query import Apply, OnBatch
 from walmere.spark.executors import require_suitable
 from walmere.spark.interpreters import is_local
@@ -132,6 +133,8 @@ def launcher(
     started only when it is needed. On a cluster, or if there are tables to copy, it is started at once: what is wrong
     with it is known before anything else is done.
     """
+    rules = TableRules.of(config)
+    rules.require_key()
     target = sink_of(config, file)
     directory, name = config.subscription.directory, config.subscription.name
     store = store_of_config(config)
@@ -148,11 +151,13 @@ def launcher(
     if remote:
         target = target.portable()
     running = RunningCopies(directory, config.source)
-    sync = TableSync(config.source, name, tables, target, copies, running, gather=gather)
+    sync = TableSync(config.source, name, tables, target, copies, running, rules, gather=gather)
     limit = None
     if isinstance(config.target, DeltaTarget) and not target.spreads:
         limit = config.target.max_rewrite_bytes_per_hour
-    make_apply = functools.partial(Apply, late, directory, target, tables, name, rewrite_limit=limit)
+    make_apply = functools.partial(
+        Apply, late, directory, target, tables, name, rewrite_limit=limit, hash_key=config.hash_key
+    )
     upkeep = functools.partial(UpkeepScheduler, directory, tables, SparkTasks(late, "upkeep"), config.maintenance)
     make_launcher = functools.partial(
         Launcher,

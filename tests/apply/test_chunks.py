@@ -56,11 +56,12 @@ class Replica:
             used = {(ref.block.relation, ref.version) for ref in refs}
             versions = {number: made.definitions[number] for number in used}
             [version] = versions.values()
-            stored = self.sink.standing(TableName("public", oids[oid]))
+            name = TableName("public", oids[oid])
+            stored = self.sink.standing(name)
             assert stored is not None
             rest: Any = (made.end_lsn, False, None, True, None, stored.version, self.start)
             blocks = Blocks(self.config.changelog, refs, versions)
-            jobs.append(ApplyJob(oid, shape_of(version.relation), blocks, {}, *rest))
+            jobs.append(ApplyJob(oid, name, shape_of(version.relation), blocks, {}, *rest))
         return apply_batch(jobs, Batch(made.end_lsn, None, tuple(oids), skip=skip), self.sink)
 
     def assert_equal(self) -> None:

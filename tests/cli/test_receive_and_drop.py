@@ -106,7 +106,8 @@ KEYS = {
     "tables": [
         dict.fromkeys(
             (
-                *("name", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published"),
+                *("name", "source_table", "phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error"),
+                "published",
                 *("rows_estimated", "lag_bytes", "lag_seconds", "locked", "next_copy"),
                 *("files", "bytes", "deleted_rows", "written_bytes_per_hour", "upkeep_waits_for", "conflicts"),
             )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from walmere.changelog.plan import should_apply
-from walmere.definition import Definition, Layout, PublishedColumn, Shape
+from walmere.definition import Definition, Layout, PublishedColumn, Shape, ShapedColumn, Shaping
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
@@ -125,3 +126,21 @@ def test_a_state_of_an_earlier_version_is_read() -> None:
     stored = json.loads(json.dumps(s.to_json(known)))
     stored["definition"]["how"] = stored["definition"].pop("publication_fingerprint")
     assert s.from_json(stored) == known
+
+
+def test_what_a_copy_hides_is_remembered_until_the_next_copy() -> None:
+    rules = Shaping(
+        (ShapedColumn("v", mask="hash"), ShapedColumn("id", type="bigint")), (("uuid", "binary"),), "f", "d"
+    )
+    shaped = replace(DEFINITION, shaping=rules)
+    started = replace(table(Phase.DATA_SYNC), renamed_from=TableName("public", "other"))
+    copied = s.copy_committed(started, shaped, rows=7)
+    assert copied.hidden == ((3, "v"),)
+    assert s.from_json(json.loads(json.dumps(s.to_json(copied)))) == copied
+    for again in (s.copy_again(copied), s.set_aside(copied, "why", 0.0), s.copy_failed(s.copy_again(copied), "why")):
+        assert (again.hidden, again.source_table) == (copied.hidden, TableName("public", "other"))
+    assert s.evolved(copied, DEFINITION).hidden == ()
+    other, elsewhere = TableName("public", "other"), TableName("lake", "other")
+    assert s.waiting_for_copy(elsewhere, other, 16384, copied).hidden == copied.hidden
+    renamed = s.waiting_for_copy(elsewhere, TableName("public", "new"), 16384, copied)
+    assert renamed.hidden == ((3, "public.other.v"),), "other sections match it now: they have to name the column"

@@ -52,14 +52,14 @@ def is_large(job: ApplyJob) -> bool:
 def by_sets(job: ApplyJob, span: Span, transaction: TargetTransaction) -> bool:
     """Whether the changes of a job can be applied by sets of rows."""
     names = [name for name, *_ in job.shape.columns]
-    return span.shape == job.shape and not transaction.one_by_one(job.shape.table, span.identity, names)
+    return span.shape == job.shape and not transaction.one_by_one(job.target, span.identity, names)
 
 
 def apply_in_chunks(
     transaction: TargetTransaction, job: ApplyJob, span: Span, applied: Lsn | None, skip: Lsn | None
 ) -> int:
     """Apply the changes of a job. Returns how many there were. Raises Truncated, and leaves the table as it was."""
-    relation = transaction.relations[job.shape.table]
+    relation = transaction.relations[job.target]
     count = 0
     make = functools.partial(_make, relation, job.blocks, span, applied, skip)
     with transaction.connection.transaction():

@@ -8,7 +8,7 @@ transaction that has another definition. Columns and replica identity are the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from walmere.apply.fold import INSERT, KEY, OLD, TRUNCATE, Changes
 from walmere.apply.parts import Part, can_be_divided, filtered
 from walmere.apply.rejects import Rejects, rejected_key
+from walmere.apply.soft_deletes import soften, with_commit_time
 from walmere.changelog.plan import Blocks, messages
 from walmere.definition import Shape
 from walmere.errors import NotMirrored
@@ -28,9 +29,8 @@ from walmere.names import Identity, TableName
 from walmere.pgoutput.columns import Rows, decode_rows
 from walmere.pgoutput.decode import decode as decode_message
 from walmere.pgoutput.messages import Relation, ReplicaIdentity, Truncate
-from walmere.types import PgType
+from walmere.shaping.columns import TargetColumns
 from walmere.types.base import Codec
-from walmere.types.codec import codec
 from walmere.types.text import Text
 
 _AS_SENT: Final = Text("text", pa.binary())
@@ -170,15 +170,16 @@ def next_span(
 
 
 def decode(
-    blocks: Blocks, span: Span, types: Mapping[int, PgType], applied: Lsn | None = None, part: Part | None = None
+    blocks: Blocks, span: Span, columns: TargetColumns, applied: Lsn | None = None, part: Part | None = None
 ) -> Decoded | None:
     """Read and cast the changes of a span that are not yet applied; None if there are none.
 
-    `part`: only changes of the keys of this part. If the batch cannot be divided, the first part has all of it.
+    `columns`: of the target. `part`: only changes of the keys of this part. If the batch cannot be divided, the first
+    part has all of it.
     """
-    codecs = [codec(type_oid, typmod, types) for _, type_oid, typmod in span.shape.columns]
-    schema = pa.schema([(name, each.arrow) for (name, *_), each in zip(span.shape.columns, codecs, strict=True)])
-    into = _Columns(schema, codecs, span.identity.key)
+    _require_key(columns, span.identity)
+    schema = columns.schema
+    into = _Columns(columns.mirrored, columns.codecs, span.identity.key)
     wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in span.versions]
     found = list(messages(blocks.directory, wanted, applied, span.end, blocks.store))
     if not found:
@@ -191,6 +192,7 @@ def decode(
         if truncated_at is not None:  # nothing before it matters
             rows = batch.filter(pa.array(_is_after(batch, truncated_at)))
         if rows.num_rows:
+            rows = with_commit_time(ref, rows) if columns.soft_deletes else rows
             relation = blocks.versions[ref.block.relation, ref.version].relation
             raw.append((rows, decode_rows(rows.column("message"), relation, streamed=ref.segment.streamed)))
     whole = True
@@ -203,7 +205,7 @@ def decode(
     pieces: list[Changes] = []
     order: list[pa.RecordBatch] = []
     for batch, rows in raw:
-        changes = _cast(batch, rows, into, rejects)
+        changes = soften(_cast(batch, rows, into, rejects), columns.soft_deletes, span.identity.key, batch)
         pieces.append(_mark_as_leaves(changes, span.identity) if span.of_leaves else changes)
         order.append(batch)
     joined = _join(pieces, schema) if pieces else _truncate(schema)
@@ -212,6 +214,23 @@ def decode(
     if truncated_at is not None and pieces:
         joined = _join([_truncate(schema), joined], schema)
     return Decoded(joined, rejects.rows(), whole)
+
+
+def _require_key(columns: TargetColumns, identity: Identity) -> None:
+    """Raise NotMirrored if the target cannot identify the rows of changes. The copy has checked the key of its time."""
+    doing = "applying changes to the target"
+    if (column := columns.unsuitable_key(identity.key)) is not None:
+        raise NotMirrored(
+            doing,
+            f"column {column} is dropped or masked, and is now part of the replica identity",
+            "change the column's section [[table]], or choose another REPLICA IDENTITY",
+        )
+    if columns.soft_deletes is not None and not identity.keyed:
+        raise NotMirrored(
+            doing,
+            "soft_deletes needs a key, and the table has none any more",
+            "give the table a primary key, or remove soft_deletes from the section [[table]]",
+        )
 
 
 def decode_text(blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | None = None) -> TextChanges | None:

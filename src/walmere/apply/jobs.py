@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from walmere.apply.parts import Part
 from walmere.changelog.plan import Blocks, TwoPhase
-from walmere.definition import MESSAGES_OID, Shape
+from walmere.definition import MESSAGES_OID, Shape, Shaping
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.names import Identity
+from walmere.names import Identity, TableName
 from walmere.types import PgType
 
 
@@ -17,7 +17,8 @@ class ApplyJob:
     """What one task applies to one table."""
 
     oid: int
-    shape: Shape  # that the target has
+    target: TableName
+    shape: Shape  # that the target has, with the name at the source
     blocks: Blocks
     types: dict[int, PgType]
     end_lsn: Lsn
@@ -28,6 +29,7 @@ class ApplyJob:
     version: int | None  # see TableState
     version_lsn: Lsn
     two_phase: bool = False  # its blocks belong to `Batch.two_phase`
+    shaping: Shaping | None = None  # see Definition
 
     @property
     def of_messages(self) -> bool:

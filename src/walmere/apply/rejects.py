@@ -46,15 +46,17 @@ class Rejects:
 
     def cast(self, text: pa.Table, codecs: Sequence[Codec], lsn: NDArray[np.uint64]) -> list[pa.Array]:
         """Cast all columns of a batch of text, and collect what is rejected."""
-        values = []
-        for name, column, each in zip(text.column_names, text.columns, codecs, strict=True):
-            cast = each.cast(column)
-            values.append(cast.values)
+        casts = [each.cast(column) for column, each in zip(text.columns, codecs, strict=True)]
+        shown = text
+        for place, (name, cast, each) in enumerate(zip(text.column_names, casts, codecs, strict=True)):
+            if each.hides and name in self._key:  # the key is shown as the target has it
+                shown = shown.set_column(place, name, cast.values.cast(pa.binary()))
+        for name, cast in zip(text.column_names, casts, strict=True):
             if cast.rejected is not None and cast.rejected.any():
                 if name in self._key:
                     raise rejected_key(name)
-                self._keep(text, name, np.flatnonzero(cast.rejected), lsn)
-        return values
+                self._keep(shown, name, np.flatnonzero(cast.rejected), lsn)
+        return [cast.values for cast in casts]
 
     def _keep(self, text: pa.Table, name: str, rows: NDArray[np.intp], lsn: NDArray[np.uint64]) -> None:
         """Collect rejects of a column. They are rare, so a loop over rows is fine."""

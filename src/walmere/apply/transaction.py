@@ -88,7 +88,7 @@ def _two_phase(jobs: Sequence[ApplyJob], batch: Batch, ends_with: TwoPhase, sink
 
 def _prepare(jobs: Sequence[ApplyJob], batch: Batch, gid: str, sink: PostgresSink) -> None:
     """Apply a transaction that the source has prepared, and prepare it."""
-    with sink.transaction([job.shape.table for job in jobs], prepares=True) as transaction:
+    with sink.transaction([job.target for job in jobs], prepares=True) as transaction:
         if prepared.is_prepared(transaction.connection, gid):
             return  # by an earlier attempt
         work: list[TableChanges] = []
@@ -99,7 +99,7 @@ def _prepare(jobs: Sequence[ApplyJob], batch: Batch, gid: str, sink: PostgresSin
                 work += its if result.stopped is None else []
         apply_changes(transaction, work)
         is_skipped = batch.skip == batch.end_lsn
-        tables = [job.shape.table for job in jobs] if is_skipped else [each.table for each in work]
+        tables = [job.target for job in jobs] if is_skipped else [each.table for each in work]
         sink.prepare_transaction(transaction, gid, tables, batch.end_lsn)
 
 
@@ -112,9 +112,9 @@ def _apply_jobs(
 ) -> list[Applied]:
     """Apply jobs in one transaction. `gid`: of a prepared transaction that has done this for the tables `applied`."""
     began = time.monotonic()
-    with sink.transaction([job.shape.table for job in jobs]) as transaction:
-        done = [job for job in jobs if job.shape.table in applied and job.shape.table in transaction.stored]
-        transaction.reached |= {job.shape.table: job.end_lsn for job in done}
+    with sink.transaction([job.target for job in jobs]) as transaction:
+        done = [job for job in jobs if job.target in applied and job.target in transaction.stored]
+        transaction.reached |= {job.target: job.end_lsn for job in done}
         results = {job.oid: Applied(job.oid) for job in done}
         others = [job for job in jobs if job.oid not in results]
         large = _large(others, transaction) if gid is None else {}
@@ -130,7 +130,7 @@ def _apply_jobs(
             if not transaction.reached:  # it has changed no table that is mirrored
                 transaction.execute("COMMIT")
         versions = sink.commit_transaction(transaction, batch.end_lsn, _time(batch))
-    names = {job.oid: job.shape.table for job in jobs}
+    names = {job.oid: job.target for job in jobs}
     seconds = time.monotonic() - began
     return [
         replace(
@@ -183,7 +183,7 @@ def _apply_large(
     results |= done
     for oid, (job, _) in large.items():
         if done[oid].stopped is None:
-            transaction.reached[job.shape.table] = job.end_lsn
+            transaction.reached[job.target] = job.end_lsn
     return True
 
 
@@ -206,7 +206,7 @@ def _read_all(
 
 def _standing(job: ApplyJob, transaction: TargetTransaction) -> Applied:
     """The table as it is: its version and LSN, or why nothing can be applied to it."""
-    table = job.shape.table
+    table = job.target
     stored, relation = transaction.stored.get(table), transaction.relations.get(table)
     standing = None if stored is None or relation is None else Standing(stored.version, stored.lsn, stored.owner, ())
     behind = compare(job.version, job.version_lsn, standing, lambda _, __: None)
@@ -222,7 +222,7 @@ def _standing(job: ApplyJob, transaction: TargetTransaction) -> Applied:
 
 def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tuple[Applied, list[TableChanges]]:
     """Read the changes of a table up to the first that it cannot take, such as a new definition."""
-    table = job.shape.table
+    table = job.target
     result = _standing(job, transaction)
     if result.stopped is not None or (result.lsn is not None and result.lsn >= job.end_lsn):
         return result, []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+from pydantic import SecretStr
 
 from walmere.apply import decode as changes
 from walmere.apply import logical_messages
@@ -21,6 +22,7 @@ from walmere.definition import Shape
 from walmere.errors import NotMirrored, SinkMismatch, TypeMismatch
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
+from walmere.shaping.columns import TargetColumns, target_columns
 from walmere.sinks.base import LakeSink, StagedFile
 
 
@@ -66,18 +68,21 @@ class StagedRejects:
     after: Lsn = INVALID_LSN  # of the rejects table, when they were chosen
 
 
-def apply_table(job: ApplyJob, sink: LakeSink) -> Applied:
-    """Bring one table to the end of the batch. Runs in a Spark task, and may run several times, also at once."""
+def apply_table(job: ApplyJob, sink: LakeSink, hash_key: SecretStr | None = None) -> Applied:
+    """Bring one table to the end of the batch. Runs in a Spark task, and may run several times, also at once.
+
+    `hash_key`: for columns that are hashed.
+    """
     began = time.monotonic()
     try:
-        result = _apply_job(job, sink)
+        result = _apply_job(job, sink, hash_key)
     except (NotMirrored, SinkMismatch, TypeMismatch) as error:
         result = Applied(job.oid, stopped=Stopped(job.blocks.refs[0].position, error=str(error)))
     return replace(result, seconds=time.monotonic() - began)
 
 
-def _apply_job(job: ApplyJob, sink: LakeSink) -> Applied:
-    name = job.shape.table
+def _apply_job(job: ApplyJob, sink: LakeSink, hash_key: SecretStr | None) -> Applied:
+    name = job.target
     found = sink.standing(name)
 
     def changed_by_others(after: int, upto: int) -> str | None:
@@ -98,7 +103,8 @@ def _apply_job(job: ApplyJob, sink: LakeSink) -> Applied:
             staged = sink.stage(name, rows.to_batches())
             version = sink.commit(name, staged, job.end_lsn, after=reached or INVALID_LSN)
         return Applied(job.oid, len(rows), version=version, lsn=job.end_lsn)
-    result = _apply_spans(job, sink, Applied(job.oid, lsn=reached))
+    columns = target_columns(job.shape.columns, job.types, job.shaping, hash_key)
+    result = _apply_spans(job, sink, columns, Applied(job.oid, lsn=reached))
     if result.staged is not None:
         result = replace(result, staged=replace(result.staged, found=found.version))
     if result.version is not None and result.version > found.version + 1:  # others may have committed in between
@@ -109,25 +115,27 @@ def _apply_job(job: ApplyJob, sink: LakeSink) -> Applied:
     return result
 
 
-def _apply_spans(job: ApplyJob, sink: LakeSink, result: Applied) -> Applied:
+def _apply_spans(job: ApplyJob, sink: LakeSink, columns: TargetColumns, result: Applied) -> Applied:
     reached = result.lsn
     while (span := changes.next_span(job.blocks, job.shape, reached, job.identity)) is not None:
         if span.shape != job.shape or span.empty:
             awaits = span.shape if span.shape != job.shape else None
             return replace(result, stopped=Stopped(span.start, awaits))
-        result = _apply_span(job, sink, span, reached, result)
+        result = _apply_span(job, sink, columns, span, reached, result)
         if span.end is None:
             break
         reached = span.end
     return result
 
 
-def _apply_span(job: ApplyJob, sink: LakeSink, span: Span, reached: Lsn | None, before: Applied) -> Applied:
-    name = job.shape.table
-    decoded = changes.decode(job.blocks, span, job.types, reached, job.part)
+def _apply_span(
+    job: ApplyJob, sink: LakeSink, columns: TargetColumns, span: Span, reached: Lsn | None, before: Applied
+) -> Applied:
+    name = job.target
+    decoded = changes.decode(job.blocks, span, columns, reached, job.part)
     if decoded is None:
         return before
-    rejects = _stage_rejects(job, sink, span, reached, decoded.rejects)
+    rejects = _stage_rejects(job, sink, columns, span, reached, decoded.rejects)
     net = fold(decoded.changes, span.identity, may_exist=job.partial)
     count = before.changes + len(decoded.changes)
     if not job.commits and not (job.part is not None and decoded.whole):
@@ -146,16 +154,16 @@ def _apply_span(job: ApplyJob, sink: LakeSink, span: Span, reached: Lsn | None, 
 
 
 def _stage_rejects(
-    job: ApplyJob, sink: LakeSink, span: Span, reached: Lsn | None, rejects: pa.RecordBatch
+    job: ApplyJob, sink: LakeSink, columns: TargetColumns, span: Span, reached: Lsn | None, rejects: pa.RecordBatch
 ) -> StagedRejects:
     """Stage the rejects that are new. The rejects table is committed first, so it may be ahead of the table."""
     if not rejects.num_rows:
         return StagedRejects()
-    name = Rejects.table(job.shape.table)
+    name = Rejects.table(job.target)
     sink.create(name, Rejects.SCHEMA)
     there = sink.applied(name)
     if there is not None and there > max(reached or INVALID_LSN, job.blocks.refs[0].position):
-        again = changes.decode(job.blocks, span, job.types, there, job.part)
+        again = changes.decode(job.blocks, span, columns, there, job.part)
         if again is None or not again.rejects.num_rows:
             return StagedRejects()
         rejects = again.rejects

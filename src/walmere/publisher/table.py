@@ -217,10 +217,12 @@ def ranges(table: Table, at_least: int = 1, range_bytes: int = RANGE_BYTES, page
     return found
 
 
-def copy_command(table: Table, piece: Range, only_if: str | None = None) -> Composed:
+def copy_command(
+    table: Table, piece: Range, only_if: str | None = None, columns: Sequence[str] | None = None
+) -> Composed:
     """The COPY of one range, with the published columns and the row filter. `publish` does not apply to a copy.
 
-    `only_if`: an SQL condition; only rows for which it is true.
+    `only_if`: an SQL condition; only rows for which it is true. `columns`: only these.
     """
     conditions: list[Composable] = [] if only_if is None else [SQL("(") + SQL(only_if) + SQL(")")]
     if piece.part.pages is not None:
@@ -229,9 +231,10 @@ def copy_command(table: Table, piece: Range, only_if: str | None = None) -> Comp
             conditions.append(SQL("ctid < '({},0)'::tid").format(piece.end))
     if table.row_filter is not None:
         conditions.append(SQL("(") + SQL(table.row_filter) + SQL(")"))
-    columns = SQL(", ").join(Identifier(column.name) for column in table.columns)
+    names = [column.name for column in table.columns] if columns is None else columns
+    selected = SQL(", ").join(map(Identifier, names))
     where = SQL(" WHERE ") + SQL(" AND ").join(conditions) if conditions else SQL("")
     only = SQL("") if piece.part.whole_tree else SQL("ONLY ")
     relation = Identifier(piece.part.schema, piece.part.name)
-    select = SQL("SELECT {} FROM {}{}{}").format(columns, only, relation, where)
+    select = SQL("SELECT {} FROM {}{}{}").format(selected, only, relation, where)
     return SQL("COPY ({}) TO STDOUT ({})").format(select, SQL(COPY_OPTIONS))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from py4j.protocol import Py4JJavaError
+from pydantic import SecretStr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -71,7 +72,9 @@ _FULL_BELOW: Final = 1 << 20
 """A disk with fewer free bytes is full."""
 
 
-def _apply(references: Sequence[bytes], sink: Sink, tries: int, driver: Versions) -> Iterator[Any]:
+def _apply(
+    references: Sequence[bytes], sink: Sink, hash_key: SecretStr | None, tries: int, driver: Versions
+) -> Iterator[Any]:
     """Apply the jobs of a task. Returns their results."""
     unsuitable = result_or_failure(tries, require_same, driver)  # first: other versions may have other classes
     if unsuitable is not None:
@@ -82,7 +85,7 @@ def _apply(references: Sequence[bytes], sink: Sink, tries: int, driver: Versions
         yield from _apply_together(work, sink, tries)
         return
     for each in work:
-        yield result_or_failure(tries, apply_table, each, sink) if isinstance(each, ApplyJob) else each
+        yield result_or_failure(tries, apply_table, each, sink, hash_key) if isinstance(each, ApplyJob) else each
 
 
 def _apply_together(work: Sequence[ApplyJob | Batch], sink: Sink, tries: int) -> Iterator[Any]:
@@ -115,7 +118,7 @@ def _state_after(known: TableState, result: Applied | None, end_lsn: Lsn) -> Tab
 class Apply:
     """Runs the query, and records the result of each batch."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of a query, its limits and its callback
         self,
         spark: SparkSession | LateSession,
         directory: Path,
@@ -124,12 +127,15 @@ class Apply:
         subscription: str,
         *,
         rewrite_limit: int | None = None,
+        hash_key: SecretStr | None = None,
         on_batch: OnBatch = lambda *_: None,
     ) -> None:
         """`on_batch` is called after each batch, with the results by table and the LSN of the batch's end.
 
-        `rewrite_limit`: batches may write at most this many bytes per hour; None: there is no limit.
+        `rewrite_limit`: batches may write at most this many bytes per hour; None: there is no limit. `hash_key`: for
+        columns that are hashed.
         """
+        self._hash_key = hash_key
         self._late_spark = spark
         self._directory = directory
         self._sink = sink
@@ -352,10 +358,10 @@ class Apply:
     def _do_batch(self, references: DataFrame) -> None:
         self._began = now()
         context, sink, driver = self._spark.sparkContext, self._sink, Versions.here()
-        tries = attempts(context)
+        tries, hash_key = attempts(context), self._hash_key
 
         def apply(work: Sequence[bytes]) -> Iterator[Any]:
-            return _apply(work, sink, tries, driver)
+            return _apply(work, sink, hash_key, tries, driver)
 
         try:
             with tagged(context, "apply"):

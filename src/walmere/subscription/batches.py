@@ -134,8 +134,11 @@ class Batches:
             versions = {number: plan.definitions[number] for number in used if number in plan.definitions}
             known = tables[oid]
             definition = known.definition
-            shape = Shape(known.table, ()) if definition is None else definition.shape(known.table)
+            source = known.source_table
+            shape = Shape(source, ()) if definition is None else definition.shape(source)
+            shaping = None if definition is None else definition.shaping
             partial = definition is not None and definition.partial
+            partial |= shaping is not None and shaping.soft_deletes is not None  # an inserted key may be there, deleted
             identity = None if definition is None else definition.identity
             is_keyed = definition is not None and definition.key_identity is not None
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
@@ -153,6 +156,7 @@ class Batches:
                 blocks = Blocks(self._log, some, versions, gathered, store)
                 job = ApplyJob(
                     oid,
+                    known.table,
                     shape,
                     blocks,
                     tables.types,
@@ -164,6 +168,7 @@ class Batches:
                     known.version,
                     known.version_lsn,
                     in_two_phase,
+                    shaping,
                 )
                 work.append(job)
         return work

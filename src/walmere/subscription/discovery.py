@@ -24,6 +24,7 @@ from walmere.publisher import catalog
 from walmere.publisher.catalog import PublishedTable, may_have_come_with_rows
 from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.table import columns_of
+from walmere.shaping.rules import TableRules
 from walmere.subscription import state
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
@@ -42,9 +43,12 @@ class _Altered:
 class Discovery:
     """Reads the catalogs for one subscription."""
 
-    def __init__(self, source: Source, tables: Tables, *, gather: bool = False) -> None:
+    def __init__(
+        self, source: Source, tables: Tables, rules: TableRules | None = None, *, gather: bool = False
+    ) -> None:
         self._source = source
         self._tables = tables
+        self._rules = rules or TableRules()
         self._gather = gather
         self._altered: dict[int, _Altered] = {}
         self._leaving: dict[int, Lsn] = {}  # tables that are not published any more, but have not reached this LSN
@@ -67,14 +71,18 @@ class Discovery:
             catalog.set_timeouts(connection)
             catalog.require_publications(connection, self._source.publications)
             published = catalog.published_tables(connection, self._source.publications, self._gather)
-            now = {each.oid: each for each in published}
-            names = {TableName(each.schema, each.name) for each in published}
+            chosen = self._rules.choose(published)
+            now = {each.oid: each for each in chosen.values()}
+            targets = {each.oid: target for target, each in chosen.items()}
+            sources = {each.oid: TableName(each.schema, each.name) for each in published}
             changes: dict[int, Callable[[TableState], TableState]] = {}
             leaving: dict[int, Lsn] = {}
             for known in [each for each in self._tables if each.published and not each.of_messages]:
                 its = now.get(known.oid)
-                if its is None or known.table != (its.schema, its.name):
-                    lsn = None if known.table in names else self._leaves_at(connection, known)
+                if its is None or (targets[its.oid], sources[its.oid]) != (known.table, known.source_table):
+                    # not by the source, but by the configuration; or another table gets its place in the target
+                    at_once = sources.get(known.oid) == known.source_table or known.table in chosen
+                    lsn = None if at_once else self._leaves_at(connection, known)
                     if lsn is None or known.applied_lsn >= lsn:
                         changes[known.oid] = state.unpublished
                     else:
@@ -89,8 +97,13 @@ class Discovery:
         self._altered = {oid: each for oid, each in self._altered.items() if oid in now and oid not in changes}
         self._leaving = leaving
         messages = self._tables.get(MESSAGES_OID)
-        require_other_name(None if messages is None else messages.table, ((its.schema, its.name) for its in published))
-        new = [TableState(TableName(its.schema, its.name), oid) for oid, its in now.items() if oid not in self._tables]
+        require_other_name(None if messages is None else messages.table, chosen)
+        before = {each.oid: each for each in self._tables if each.hidden}
+        new = [
+            state.waiting_for_copy(target, sources[its.oid], its.oid, before.get(its.oid))
+            for target, its in chosen.items()
+            if its.oid not in self._tables
+        ]
         if new:
             self._tables.put(*new)
 
@@ -105,12 +118,21 @@ class Discovery:
         if known.waits_for_copy:
             change = state.copy_again if _is_altered(had, its) else None
         else:
-            change = _change_outside_stream(connection, had, its)
+            change = self._change_of_sections(known, had) or _change_outside_stream(connection, had, its)
         if change is None and known.follows and its.layout.shape != had.layout.shape:
             change = self._adopt_columns(connection, known, had, its)
         else:
             self._altered.pop(known.oid, None)  # the stream had it first, or the table was altered back
         return None if change is None else functools.partial(_unless_redefined, had, change)
+
+    def _change_of_sections(self, known: TableState, had: Definition) -> Callable[[TableState], TableState] | None:
+        """A new copy, if the configuration says something else about the table than when it was copied."""
+        key = () if had.key_identity is None else had.key_identity.key
+        try:
+            now = self._rules.shaping(known.source_table, had.columns, key, self._tables.types, known.hidden)
+        except ConfigError as error:  # the copy will be refused, too
+            return functools.partial(state.copy_again, error=str(error))
+        return None if now == had.shaping else state.copy_again
 
     def _adopt_columns(
         self, connection: Connection, known: TableState, had: Definition, its: PublishedTable
@@ -120,8 +142,8 @@ class Discovery:
         Changes that committed before the ALTER have the old columns. So they are applied up to an LSN after it. If the
         stream does not have the new definition until then, the target adopts the one in the catalogs.
         """
-        shape = replace(had, columns=columns_of(connection, known.oid, its.columns)).shape(known.table)
-        if shape == had.shape(known.table):
+        shape = replace(had, columns=columns_of(connection, known.oid, its.columns)).shape(known.source_table)
+        if shape == had.shape(known.source_table):
             # no published column was altered: only the stored layout is updated
             return lambda now: replace(now, definition=replace(had, layout=its.layout, leaves=its.leaves, xid=its.xid))
         noticed = self._altered.get(known.oid)
@@ -154,11 +176,11 @@ class Discovery:
 
 
 def require_other_name(messages: TableName | None, tables: Iterable[tuple[str, str]]) -> None:
-    """Raise ConfigError if the table of logical messages has the name of a table of the source."""
+    """Raise ConfigError if the table of logical messages has the name of another table in the target."""
     if messages is not None and messages in set(tables):
         raise ConfigError(
             "creating the table of logical messages",
-            f"target.messages is {messages}, which is a table of the source",
+            f"target.messages is {messages}, and a table of the source has this name in the target",
             "choose another name for target.messages",
         )
 

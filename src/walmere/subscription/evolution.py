@@ -16,14 +16,17 @@ definition. Otherwise the table was altered again meanwhile, and it is copied.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
+from pydantic import SecretStr
 
-from walmere.definition import Definition, PublishedColumn
+from walmere.definition import Definition, PublishedColumn, Shaping
+from walmere.names import TableName
+from walmere.shaping.columns import DELETED_AT, target_columns
 from walmere.types import PgType
-from walmere.types.codec import codec
+from walmere.types.base import Codec
 
 _TEXT, _VARCHAR = 25, 1043
 _SAME_TEXT: Final = frozenset({_TEXT, _VARCHAR})
@@ -39,23 +42,32 @@ class Evolution:
 
 
 def in_place(
-    old: Definition, new: Definition, missing: Mapping[int, str | None], types: Mapping[int, PgType]
+    old: Definition,
+    new: Definition,
+    missing: Mapping[int, str | None],
+    types: Mapping[int, PgType],
+    hash_key: SecretStr | None = None,
 ) -> Evolution | None:
     """How a target with the old definition gets the new one. None: it needs a copy.
 
     `missing`: by attnum, the value of an added column in older rows (`attmissingval`).
     """
+    if not _same_shaping(old, new):
+        return None
     if new.layout.filenodes != old.layout.filenodes or new.publication_fingerprint != old.publication_fingerprint:
         return None
     before = {column.attnum: column for column in old.columns}
+    had, wanted = (_codecs(each, types, hash_key) for each in (old, new))
     fields: list[tuple[str, pa.DataType]] = []
     values: list[str | pa.Scalar] = []
     for column in new.columns:
-        its = codec(column.type_oid, column.typmod, types)
+        its = wanted.get(column.name)
+        if its is None:
+            continue  # it is dropped
         fields.append((column.name, its.arrow))
         known = before.get(column.attnum)
         if known is not None:
-            if not _same_values(known, column, codec(known.type_oid, known.typmod, types).arrow, its.arrow):
+            if not _same_values(known, column, had[known.name].arrow, its.arrow):
                 return None
             values.append(known.name)
         elif column.attnum <= old.natts or new.leaves:
@@ -67,7 +79,31 @@ def in_place(
                 return None
             [value] = cast.values
             values.append(value)
+    if new.shaping is not None and (own := new.shaping.soft_deletes) is not None:
+        fields.append((own, DELETED_AT))
+        values.append(own)
     return Evolution(pa.schema(fields), tuple(values))
+
+
+def _codecs(definition: Definition, types: Mapping[int, PgType], hash_key: SecretStr | None) -> dict[str, Codec]:
+    """The codecs of the columns that the target has."""
+    columns = definition.shape(TableName("", "")).columns
+    made = target_columns(columns, types, definition.shaping, hash_key)
+    return dict(zip(made.names, made.codecs, strict=True))
+
+
+def _same_shaping(old: Definition, new: Definition) -> bool:
+    """Whether columns that both have are dropped, masked or cast in the same way."""
+    before, now = old.shaping or Shaping(), new.shaping or Shaping()
+    rules = []
+    for definition, shaping in ((old, before), (new, now)):
+        found = {each.attnum: shaping.column(each.name) for each in definition.columns}
+        rules.append({number: replace(rule, name="") if rule else None for number, rule in found.items()})
+    both = rules[0].keys() & rules[1].keys()
+    keys = {each.key_fingerprint for each in (before, now)} - {None}
+    if before.soft_deletes != now.soft_deletes:
+        return False
+    return len(keys) < 2 and all(rules[0][number] == rules[1][number] for number in both)
 
 
 def _same_values(old: PublishedColumn, new: PublishedColumn, held: pa.DataType, wanted: pa.DataType) -> bool:

@@ -9,11 +9,13 @@ from typing import Final
 from walmere.config import Config
 from walmere.errors import SourceError
 from walmere.lsn import Lsn
+from walmere.names import TableName
 from walmere.publisher import catalog, slot
 from walmere.publisher.catalog import PublishedTable
 from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.copy_progress import estimated_rows
 from walmere.publisher.slot import Slot
+from walmere.shaping.rules import TableRules
 
 CATCH_UP_TIMEOUT: Final = 0.25
 """A running receiver is not behind if it reaches the source's position within this many seconds."""
@@ -68,7 +70,9 @@ class SourceReader:
     def _read_tables(self, connection: Connection, found: SourceStatus) -> None:
         target = self._config.target
         gather = target is not None and target.gather_partitions
-        found.published = catalog.published_tables(connection, self._config.source.publications, gather)
+        published = catalog.published_tables(connection, self._config.source.publications, gather)
+        rules = TableRules.of(self._config)
+        found.published = [each for each in published if rules.includes(TableName(each.schema, each.name))]
         relations = [oid for each in found.published for oid in (each.oid, *(leaf for leaf, _ in each.leaves))]
         found.locked = catalog.locked_tables(connection, relations)
         found.estimated = estimated_rows(connection, found.published)

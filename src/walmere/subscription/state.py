@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from walmere.definition import MESSAGES_OID, Definition, Layout, PublishedColumn, Shape
+from walmere.definition import MESSAGES_OID, Definition, Layout, PublishedColumn, Shape, ShapedColumn, Shaping
 from walmere.errors import InvalidTransition
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
@@ -95,11 +95,18 @@ class TableState:
     retry_at: float = 0.0  # not copied before this time, unless altered or requested
     version: int | None = None  # of the target's table, made last by Walmere; None: not recorded
     version_lsn: Lsn = INVALID_LSN  # the LSN in that version
+    hidden: tuple[tuple[int, str], ...] = ()  # attnum and name of columns that the target must not have as they are
+    renamed_from: TableName | None = None  # its name at the source; None: `table`, which is its name in the target
 
     @property
     def name(self) -> str:
         """The name for messages."""
         return str(self.table)
+
+    @property
+    def source_table(self) -> TableName:
+        """Its name at the source."""
+        return self.renamed_from or self.table
 
     @property
     def of_messages(self) -> bool:
@@ -132,6 +139,18 @@ class TableState:
         return self.published and not self.phase.copied
 
 
+def waiting_for_copy(target: TableName, source: TableName, oid: int, before: TableState | None = None) -> TableState:
+    """A table that is new. `before`: the last state of the relation, if it was mirrored under another name.
+
+    What was hidden stays hidden. If the source has renamed the table, other sections may match it, so its hidden
+    columns count as renamed, too: a section has to name them again.
+    """
+    hidden = () if before is None else before.hidden
+    if before is not None and before.source_table != source:
+        hidden = tuple((attnum, f"{before.source_table}.{name}") for attnum, name in hidden)
+    return TableState(target, oid, hidden=hidden, renamed_from=None if source == target else source)
+
+
 def copy_started(state: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> TableState:
     """i → d, before there is a snapshot; then d → d with its LSN. Also restarts a copy that was interrupted."""
     _require(state, Phase.INIT, Phase.DATA_SYNC)
@@ -161,6 +180,7 @@ def copy_committed(
         retry_at=0.0,
         version=version,
         version_lsn=state.snapshot_lsn,
+        hidden=definition.hidden,
     )
 
 
@@ -176,7 +196,14 @@ def needed_from(states: Iterable[TableState], applied_lsn: Lsn) -> Lsn:
 
 def copy_again(state: TableState, error: str | None = None) -> TableState:
     """Any → i: a new copy is needed. The rows in the target stay until it is committed."""
-    return TableState(state.table, state.oid, error=error, copied_at=state.copied_at)
+    return TableState(
+        state.table,
+        state.oid,
+        error=error,
+        copied_at=state.copied_at,
+        hidden=state.hidden,
+        renamed_from=state.renamed_from,
+    )
 
 
 def copy_failed(state: TableState, error: str | None) -> TableState:
@@ -208,9 +235,10 @@ def redefined(state: TableState, shape: Shape, reached: Lsn, rejects: int | None
 
 def evolved(state: TableState, definition: Definition, version: int | None = None) -> TableState:
     """The target has the awaited definition since this version: the table continues."""
+    state = replace(state, definition=definition, awaits=None, hidden=definition.hidden)
     if state.version is None or version is None:
-        return replace(state, definition=definition, awaits=None)
-    return replace(state, definition=definition, awaits=None, version=max(state.version, version))
+        return state
+    return replace(state, version=max(state.version, version))
 
 
 def committed(state: TableState, version: int | None, lsn: Lsn | None) -> TableState:
@@ -264,6 +292,8 @@ def to_json(state: TableState) -> dict[str, Any]:
         "retry_at": state.retry_at,
         "version": state.version,
         "version_lsn": str(state.version_lsn) if state.version_lsn else None,
+        "hidden": state.hidden,
+        "renamed_from": state.renamed_from,
     }
 
 
@@ -289,10 +319,20 @@ def from_json(content: Mapping[str, Any]) -> TableState:
             stored["gathered"],
             identity and Identity(identity["mode"], tuple(identity["key"])),
             stored.get("xid", 0),
+            _shaping_from_json(stored.get("shaping")),
         )
     awaits = content["awaits"] and Shape(TableName(*content["awaits"][0]), tuple(map(tuple, content["awaits"][1])))
     phase = Phase(content["phase"])
+    plain["hidden"] = tuple((attnum, name) for attnum, name in content.get("hidden", ()))
+    plain["renamed_from"] = TableName(*content["renamed_from"]) if content.get("renamed_from") else None
     return TableState(table, content["oid"], phase, **plain, definition=definition, awaits=awaits)
+
+
+def _shaping_from_json(stored: Mapping[str, Any] | None) -> Shaping | None:
+    if stored is None:
+        return None
+    columns = tuple(ShapedColumn(**each) for each in stored["columns"])
+    return Shaping(**{**stored, "columns": columns, "types": tuple(map(tuple, stored["types"]))})
 
 
 def _require(state: TableState, *phases: Phase) -> None:

@@ -24,6 +24,7 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.object_store import is_url
 from walmere.publisher.slot import Slot
+from walmere.shaping.rules import TableRules
 from walmere.sinks.base import Extent, Sink
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.postgres.sink import PostgresSink
@@ -36,7 +37,7 @@ from walmere.subscription.requests import pausing
 from walmere.subscription.shared.state import refresh_state
 from walmere.subscription.shared.store import describe, is_paused, refresh_log
 from walmere.subscription.source_status import SourceReader, SourceStatus
-from walmere.subscription.state import TableState, to_json
+from walmere.subscription.state import TableState, to_json, waiting_for_copy
 from walmere.subscription.tables import Tables
 from walmere.subscription.target.pace import next_batch
 from walmere.subscription.target.upkeep_record import read_status
@@ -159,8 +160,11 @@ def _tables(config: Config, source: SourceStatus) -> list[TableState]:
     if source.published is None:
         return list(known)
     shown = {table.oid for table in source.published}
+    rules = TableRules.of(config)
+    names = [TableName(table.schema, table.name) for table in source.published]
     states = [
-        known.get(table.oid) or TableState(TableName(table.schema, table.name), table.oid) for table in source.published
+        known.get(table.oid) or waiting_for_copy(rules.target(name), name, table.oid)
+        for name, table in zip(names, source.published, strict=True)
     ]
     return states + [each for each in known if not each.published or each.oid not in shown]
 
@@ -232,6 +236,7 @@ def _table(
     keys = ("phase", "rows_copied", "snapshot_lsn", "applied_lsn", "rejects", "error", "published")
     return {
         "name": table.name,
+        "source_table": str(table.source_table),
         **{key: stored[key] for key in keys},
         "rows_estimated": source.estimated.get(table.oid),
         "lag_bytes": _lag_bytes(source, position),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
@@ -29,7 +29,7 @@ import pyarrow as pa
 from walmere.apply.logical_messages import MESSAGES
 from walmere.apply.rejects import Rejects
 from walmere.config import Source
-from walmere.definition import MESSAGES_OID, Definition
+from walmere.definition import MESSAGES_OID, Definition, Shaping
 from walmere.errors import ColumnMissing, PublicationMissing, SinkMismatch, SourceUnavailable, WalmereError
 from walmere.libpq import self_contained
 from walmere.lsn import INVALID_LSN, Lsn
@@ -41,6 +41,9 @@ from walmere.publisher.ddl import TableDdl, table_ddl
 from walmere.publisher.snapshot import Snapshot
 from walmere.publisher.stream import identify_system
 from walmere.publisher.table import Range, Table
+from walmere.shaping.clustering import clustered
+from walmere.shaping.columns import TargetColumns
+from walmere.shaping.rules import TableRules
 from walmere.sinks.base import OVERWRITE, Sink, StagedFile, is_lake
 from walmere.sinks.postgres.copying import Copy
 from walmere.sinks.postgres.sink import PostgresSink
@@ -51,8 +54,6 @@ from walmere.subscription.evolution import in_place
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
 from walmere.types import PgType, copytext
-from walmere.types.base import Codec
-from walmere.types.codec import codec
 
 _CANCEL_TIMEOUT: Final = 5.0
 
@@ -96,8 +97,10 @@ class CopyTask:
     snapshot: Snapshot
     table: Table
     piece: Range
-    codecs: tuple[Codec, ...]
+    columns: TargetColumns
     sink: Sink
+    target: TableName
+    cluster_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +115,13 @@ class Copied:
 
 def copied_rows(task: CopyTask, rejects: Rejects) -> Iterator[pa.RecordBatch]:
     """The rows of one range in the snapshot, in the target's types."""
-    names = [column.name for column in task.table.columns]
-    schema = schema_of(task.table, task.codecs)
-    command = table.copy_command(task.table, task.piece)
+    columns = task.columns
+    command = table.copy_command(task.table, task.piece, columns=columns.names)
     name = application_name(task.snapshot)
     for text in copy.copy_out(task.source, name, task.snapshot, command, task.piece.part):
-        parsed = copytext.read(text, names)
+        parsed = copytext.read(text, columns.names)
         lsn = np.full(parsed.num_rows, task.snapshot.lsn, np.uint64)
-        yield pa.RecordBatch.from_arrays(rejects.cast(parsed, task.codecs, lsn), schema=schema)
+        yield columns.rows(rejects.cast(parsed, columns.codecs, lsn), parsed.num_rows)
 
 
 def copy_piece(task: CopyTask) -> Copied:
@@ -130,13 +132,13 @@ def copy_piece(task: CopyTask) -> Copied:
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal rows
-        for batch in copied_rows(task, rejects):
+        for batch in clustered(copied_rows(task, rejects), task.cluster_by):
             rows += batch.num_rows
             yield batch
 
-    name = TableName(task.table.schema, task.table.name)
+    name = task.target
     identity = Identity(task.table.replica_identity.value, task.table.key)
-    files = task.sink.stage(name, batches(), schema_of(task.table, task.codecs), identity)
+    files = task.sink.stage(name, batches(), task.columns.schema, identity)
     rejected = rejects.rows()
     if rejected.num_rows:
         task.sink.create(Rejects.table(name), Rejects.SCHEMA)
@@ -183,20 +185,10 @@ def source_of_tasks(source: Source, tasks: Tasks) -> Source:
     return self_contained(source) if tasks.remote else source
 
 
-def codecs_of(described: Table, types: Mapping[int, PgType]) -> tuple[Codec, ...]:
-    """The codec of each column."""
-    return tuple(codec(column.type_oid, column.typmod, types) for column in described.columns)
-
-
-def schema_of(described: Table, codecs: Sequence[Codec]) -> pa.Schema:
-    """The target's columns: the published ones, in the same order."""
-    return pa.schema([(column.name, each.arrow) for column, each in zip(described.columns, codecs, strict=True)])
-
-
 class TableSync:
     """Copies tables of one subscription."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of a subscription
         self,
         source: Source,
         subscription: str,
@@ -204,11 +196,13 @@ class TableSync:
         sink: Sink,
         tasks: Tasks,
         running: RunningCopies,
+        rules: TableRules | None = None,
         *,
         gather: bool = False,
     ) -> None:
         self._source = source
         self.running = running
+        self._rules = rules or TableRules()
         self._gather = gather
         self._subscription = subscription
         self._tables = tables
@@ -216,7 +210,7 @@ class TableSync:
         self._tasks = tasks
         self._stopping = threading.Event()
         self._making_slots: set[Connection] = set()
-        self.discovery = Discovery(source, tables, gather=gather)
+        self.discovery = Discovery(source, tables, self._rules, gather=gather)
         self.read_rows: set[int] = set()
         """Tables whose last copy has read rows."""
 
@@ -246,7 +240,7 @@ class TableSync:
         ):
             catalog.set_timeouts(connection)
             published = catalog.published_tables(connection, self._source.publications, self._gather)
-        require_other_name(name, ((its.schema, its.name) for its in published))
+        require_other_name(name, self._rules.choose(published))
 
     def follow_messages(self, name: TableName | None, start_lsn: Lsn) -> None:
         """Create the table of logical messages, which begins at this LSN; or stop following it, if it has no name."""
@@ -308,7 +302,7 @@ class TableSync:
     def _redefine(self, known: TableState, had: Definition) -> None:
         oid = known.oid
         assert known.awaits is not None
-        if known.awaits.table != known.table:
+        if known.awaits.table != known.source_table:
             self.discovery.refresh()  # it was renamed, so it has another place in the target
             self._tables.change({oid: lambda its: its if its.awaits is None else state.copy_again(its)})
             return
@@ -322,9 +316,9 @@ class TableSync:
             described, types = look(connection, self._source, oid, self._gather)
             statements = TableDdl() if is_lake(self._sink) else table_ddl(connection, described)
         self._tables.add_types(types)
-        now = self._definition(described)
-        evolution = None if missing is None else in_place(had, now, missing, self._tables.types)
-        if evolution is None or not now.shape(known.table).same(known.awaits):
+        now = self._definition(described, self._shaping(known, described))
+        evolution = None if missing is None else in_place(had, now, missing, self._tables.types, self._rules.hash_key)
+        if evolution is None or not now.shape(known.source_table).same(known.awaits):
             self._tables.change({oid: state.copy_again})
             return
         self._tables.shared.check(0.0)
@@ -354,18 +348,19 @@ class TableSync:
                 described, types = look(connection, source, known.oid, self._gather)
                 estimated = estimated_rows(connection, [described.published]).get(known.oid)
                 statements = None if is_lake(self._sink) else table_ddl(connection, described)
-            if (described.schema, described.name) != known.table:
+            if (described.schema, described.name) != known.source_table:
                 raise SourceUnavailable(f"copying {known.name}", f"it was renamed to {described}")
             self._tables.add_types(types)
+            shaping = self._shaping(known, described)
             watched = self.running.watched(known.oid, exported, estimated)
             if statements is not None:
                 with watched as on_tasks:
                     self._copy_text(known, described, exported, statements, on_tasks)
                 return
             assert is_lake(self._sink)
-            codecs = codecs_of(described, types)
-            schema = schema_of(described, codecs)
-            self._sink.create(known.table, schema)
+            columns = self._rules.columns(described.columns, types, shaping)
+            cluster_by = self._rules.cluster_by(known.source_table, columns.schema)
+            self._sink.create(known.table, columns.schema)
             if (target_lsn := self._sink.applied(known.table)) is not None and target_lsn > exported.lsn:
                 raise SinkMismatch(
                     f"copying {known.name}",
@@ -376,10 +371,13 @@ class TableSync:
             self.read_rows.add(known.oid)
             pieces = self._ranges(described)
             source = source_of_tasks(source, self._tasks)
-            work = [CopyTask(source, exported, described, piece, codecs, self._sink) for piece in pieces]
+            work = [
+                CopyTask(source, exported, described, piece, columns, self._sink, known.table, cluster_by)
+                for piece in pieces
+            ]
             with watched as on_tasks:
                 copied: list[Copied] = self._tasks.map(copy_piece, work, on_tasks, operator.attrgetter("rows"))
-        self._commit(known.table, described, schema, copied, exported.lsn)
+        self._commit(known.table, described, columns.schema, shaping, copied, exported.lsn)
 
     def _ranges(self, described: Table) -> list[Range]:
         """What each task copies: little, if batches of other tables need the cores, too."""
@@ -409,7 +407,7 @@ class TableSync:
             with suppress(WalmereError):  # the next copy removes it, too
                 begun.abandon()
             raise
-        self._finish(known.table, described, rows, 0, version)
+        self._finish(known.table, self._definition(described), described.oid, rows, 0, version)
 
     @contextmanager
     def _exported(self, slot: str) -> Iterator[Snapshot]:
@@ -432,7 +430,20 @@ class TableSync:
         if not any(each.table == known.table for each in started):
             raise SourceUnavailable(f"copying {known.name}", "it was removed from the publication, or renamed")
 
-    def _commit(self, name: TableName, described: Table, schema: pa.Schema, copied: list[Copied], lsn: Lsn) -> None:
+    def _shaping(self, known: TableState, described: Table) -> Shaping | None:
+        """How the target differs from the published table, by the sections of the configuration."""
+        columns, key = described.columns, described.key
+        return self._rules.shaping(known.source_table, columns, key, self._tables.types, known.hidden)
+
+    def _commit(
+        self,
+        name: TableName,
+        described: Table,
+        schema: pa.Schema,
+        shaping: Shaping | None,
+        copied: list[Copied],
+        lsn: Lsn,
+    ) -> None:
         assert is_lake(self._sink)
         self._tables.shared.check(0.0)
         rejects = [file for each in copied for file in each.rejects]
@@ -440,19 +451,19 @@ class TableSync:
             self._sink.commit(Rejects.table(name), rejects, lsn, OVERWRITE)
         version = self._sink.commit(name, [file for each in copied for file in each.files], lsn, OVERWRITE, schema)
         rows, rejected = sum(each.rows for each in copied), sum(each.rejected for each in copied)
-        self._finish(name, described, rows, rejected, version)
+        self._finish(name, self._definition(described, shaping), described.oid, rows, rejected, version)
 
-    def _finish(self, name: TableName, described: Table, rows: int, rejected: int, version: int) -> None:
+    def _finish(
+        self, name: TableName, definition: Definition, oid: int, rows: int, rejected: int, version: int
+    ) -> None:
         def finish(its: TableState) -> TableState:
             if its.table != name or not its.copying:
                 return its  # it was removed from the publication, or has to be copied again
-            return state.copy_committed(
-                its, self._definition(described), rows, rejected, version=version, now=time.time()
-            )
+            return state.copy_committed(its, definition, rows, rejected, version=version, now=time.time())
 
-        self._tables.change({described.oid: finish})
+        self._tables.change({oid: finish})
 
-    def _definition(self, described: Table) -> Definition:
+    def _definition(self, described: Table, shaping: Shaping | None = None) -> Definition:
         """The definition that is stored for a table."""
         its = described.published
         partial = its.partial or self._source.origin == "none"
@@ -466,4 +477,5 @@ class TableSync:
             its.gathered,
             identity_of(its),
             its.xid,
+            shaping,
         )

@@ -61,8 +61,18 @@ class RowLayout:
         """What is compared of each column, as v0, v1, …: a SELECT list over c0, c1, …"""
         return ", ".join(f"{self._value(side, place)} AS v{place}" for place in range(len(self.schema)))
 
+    def kinds(self, side: Side) -> list[pa.DataType]:
+        """The types of c0, c1, …"""
+        target = [without_zone(kind) for kind in self.schema.types]
+        if side is Side.TARGET:
+            return target
+        return [kind if its.masked else pa.large_string() for kind, its in zip(target, self.source, strict=True)]
+
+    def _is_text(self, side: Side, place: int) -> bool:
+        return side is Side.SOURCE and not self.source[place].masked
+
     def _value(self, side: Side, place: int) -> str:
-        if side is Side.SOURCE:
+        if self._is_text(side, place):
             return source_value(f"c{place}", self.source[place])
         return target_value(f"c{place}", self.schema.field(place).type, self.source[place])
 
@@ -76,7 +86,7 @@ class RowLayout:
         return f"hash(hash({', '.join(terms)}))"
 
     def _terms(self, side: Side, place: int) -> Iterator[str]:
-        if side is Side.SOURCE:
+        if self._is_text(side, place):
             return source_terms(f"v{place}", self.source[place])
         return target_terms(f"v{place}", self.schema.field(place).type)
 
@@ -114,7 +124,7 @@ def empty(buckets: int) -> Fingerprint:
 def fingerprint(layout: RowLayout, side: Side, batches: Iterable[pa.RecordBatch], where: str = "true") -> Fingerprint:
     """Of all these rows. `where`: a condition on c0, c1, …"""
     bucket, whole = layout.bucket(side), layout.hash(side, layout.schema.names)
-    found = register(layout.schema, side, batches).sql(
+    found = register(layout.kinds(side), batches).sql(
         f"WITH compared AS (SELECT {layout.values(side)} FROM rows WHERE {where}),"
         f" hashed AS (SELECT {bucket} AS bucket, {whole} AS h FROM compared)"
         " SELECT bucket, count(*) AS n, sum(h & 4294967295)::UBIGINT AS low, sum(h >> 32)::UBIGINT AS high"
@@ -146,7 +156,7 @@ def rows_of(
     name = ", ".join(map(layout.text, layout.key)) or "row::VARCHAR"
     columns = ", ".join(f"{layout.hash(side, [each])} >> 1" for each in names)
     shown = ", ".join(map(layout.text, names)) if texts else ""
-    connection = register(layout.schema, side, batches)
+    connection = register(layout.kinds(side), batches)
     connection.register("wanted", pa.table({"bucket": pa.array(differing, pa.uint64())}))
     found = connection.sql(
         f"WITH compared AS (SELECT {layout.values(side)} FROM rows WHERE {where}),"
@@ -159,9 +169,8 @@ def rows_of(
     yield from found.to_arrow_reader(10_000)
 
 
-def register(target: pa.Schema, side: Side, batches: Iterable[pa.RecordBatch]) -> Any:
+def register(kinds: Sequence[pa.DataType], batches: Iterable[pa.RecordBatch]) -> Any:
     """A connection of DuckDB with the table `rows`, which can be read once, one batch at a time."""
-    kinds = [pa.large_string()] * len(target) if side is Side.SOURCE else [_without_zone(kind) for kind in target.types]
     schema = pa.schema([(f"c{place}", kind) for place, kind in enumerate(kinds)])
     rows = (
         pa.RecordBatch.from_arrays(
@@ -178,8 +187,8 @@ def register(target: pa.Schema, side: Side, batches: Iterable[pa.RecordBatch]) -
     return connection
 
 
-def _without_zone(kind: pa.DataType) -> pa.DataType:
+def without_zone(kind: pa.DataType) -> pa.DataType:
     """DuckDB would write a timestamp with a zone in the zone of this machine. All of ours are UTC."""
     if pa.types.is_list(kind):
-        return pa.list_(_without_zone(kind.value_type))
+        return pa.list_(without_zone(kind.value_type))
     return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind

@@ -12,6 +12,7 @@ would write it in a session with our settings (`walmere.libpq.SESSION`), and use
     text and all the rest    as it is
     arrays                   {1,NULL,"a, b"}
     hstore                   "a"=>"b", "c"=>NULL
+    interval in its parts    1 year 2 mons -3 days +04:05:06.7
 
 Floats are the exception. PostgreSQL writes the shortest text that gives the same float again, and other programs write
 another text of that length. So here the source's text becomes a float, by DuckDB, and the bits are compared. The type
@@ -38,10 +39,20 @@ class SourceType:
 
     floats: str | None = None  # of float4, float8, or an array or a vector of them: DuckDB's name of the type
     delimiters: str = ""  # `typdelim` of an array's elements, and of the arrays in it; a vector is an array, too
+    decimal: tuple[int, int] | None = None  # of a number for which a decimal was chosen: precision and scale
+    uuid_bytes: bool = False  # of a uuid for which binary was chosen
+    masked: bool = False  # the source's value was masked as the target's, so it has the target's type
+    shaped: bool = False  # the target has another value, or another type, than by default
 
 
 def source_value(column: str, kind: SourceType) -> str:
     """The value of a column of the source, which is text."""
+    if kind.decimal is not None:  # 1.5 is 1.500 in the target; what it cannot hold is NULL by now
+        precision, scale = kind.decimal
+        number = f"TRY_CAST({column} AS DECIMAL({precision}, {scale}))"
+        return _written(number, pa.decimal128(precision, scale))
+    if kind.uuid_bytes:
+        return rf"('\x' || replace({column}, '-', ''))"
     if kind.floats is None:
         return column
     parsed = _parsed(column, kind.floats, len(kind.delimiters))
@@ -115,11 +126,45 @@ def _written(value: str, kind: pa.DataType, delimiters: str = ",", depth: int = 
         element = f"coalesce({_element(each, kind.value_type, delimiter)}, 'NULL')"
         elements = f"list_transform({texts}, lambda {each}: {element})"
         return f"('{{' || array_to_string({elements}, {_literal(delimiter)}) || '}}')"
-    if pa.types.is_map(kind):
-        pair = f"{_quoted(f'{each}.key')} || '=>' || coalesce({_quoted(f'{each}.value')}, 'NULL')"
-        pairs = f"array_to_string(list_transform(map_entries({value}), lambda {each}: {pair}), ', ')"
-        return f"CASE WHEN {value} IS NOT NULL THEN {pairs} END"
+    if pa.types.is_map(kind) or pa.types.is_struct(kind):
+        return _hstore(value, each) if pa.types.is_map(kind) else _interval(value)
     raise TypeError(f"no text for {kind}")
+
+
+def _hstore(value: str, each: str) -> str:
+    pair = f"{_quoted(f'{each}.key')} || '=>' || coalesce({_quoted(f'{each}.value')}, 'NULL')"
+    pairs = f"array_to_string(list_transform(map_entries({value}), lambda {each}: {pair}), ', ')"
+    return f"CASE WHEN {value} IS NOT NULL THEN {pairs} END"
+
+
+def _interval(value: str) -> str:
+    """months, days and microseconds as PostgreSQL's `EncodeInterval` writes them.
+
+    After a negative part, a positive one has a plus sign.
+    """
+    months, days, time = (f"{value}.{name}" for name in ("months", "days", "microseconds"))
+    years = f"(({months} - {months} % 12) // 12)"
+    size = f"abs({time}::HUGEINT)"
+    hours = f"({size} // 3600000000)::VARCHAR"
+    fraction = f"rtrim('.' || lpad(({size} % 1000000)::VARCHAR, 6, '0'), '0')"
+    parts = [
+        _counted(years, "year", "false"),
+        _counted(f"({months} % 12)", "mon", "false"),  # has the sign of the years
+        _counted(days, "day", f"{months} < 0"),
+        f"CASE WHEN {time} <> 0 OR ({months} = 0 AND {days} = 0) THEN"
+        f" CASE WHEN {time} < 0 THEN '-' WHEN {days} < 0 OR ({days} = 0 AND {months} < 0) THEN '+' ELSE '' END"
+        f" || CASE WHEN length({hours}) < 2 THEN '0' ELSE '' END || {hours}"
+        f" || ':' || lpad(({size} // 60000000 % 60)::VARCHAR, 2, '0')"
+        f" || ':' || lpad(({size} // 1000000 % 60)::VARCHAR, 2, '0') || rtrim({fraction}, '.') END",
+    ]
+    return f"CASE WHEN {value} IS NOT NULL THEN concat_ws(' ', {', '.join(parts)}) END"
+
+
+def _counted(number: str, unit: str, after_negative: str) -> str:
+    """Such as `-2 mons`; NULL for 0."""
+    plus = f"CASE WHEN {after_negative} AND {number} > 0 THEN '+' ELSE '' END"
+    units = f"CASE {number} WHEN 1 THEN '{unit}' ELSE '{unit}s' END"
+    return f"CASE WHEN {number} <> 0 THEN {plus} || {number} || ' ' || {units} END"
 
 
 def _element(text: str, kind: pa.DataType, delimiter: str) -> str:

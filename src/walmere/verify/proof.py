@@ -21,18 +21,22 @@ import pyarrow as pa
 
 from walmere.apply.rejects import Rejects
 from walmere.config import Source
+from walmere.definition import PublishedColumn, Shaping
 from walmere.errors import NotCompared, NotMirrored, SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.publisher import snapshot, table
 from walmere.publisher.connect import translate_errors
 from walmere.publisher.table import Part, Range, Table
+from walmere.shaping.columns import TargetColumns
+from walmere.shaping.rules import TableRules
 from walmere.sinks.base import Sink, TableScan, is_lake
 from walmere.sinks.postgres.relation import missing_columns
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.subscription.state import TableState
-from walmere.subscription.tablesync import CopyTask, Tasks, codecs_of, look, schema_of
+from walmere.subscription.tablesync import CopyTask, Tasks, look
 from walmere.types import PgType, TypType
 from walmere.types.builtin import BUILT_IN
+from walmere.types.codec import codec
 from walmere.verify import rows as row_by_row
 from walmere.verify import sample
 from walmere.verify.fingerprint import DIFFERENT_ROWS, RowLayout, buckets_for, empty
@@ -161,6 +165,7 @@ class Prover:
         tasks: Adding,
         shuffle: Shuffle,
         options: VerifyOptions,
+        rules: TableRules,
         on_progress: OnProgress = lambda *_: None,
         on_verdict: OnVerdict = lambda _: None,
         running: bool = False,
@@ -176,6 +181,7 @@ class Prover:
         self._tasks = tasks
         self._shuffle = shuffle
         self._options = options
+        self._rules = rules
         self._on_progress = on_progress
         self._on_verdict = on_verdict
         self._running = running
@@ -206,15 +212,28 @@ class Prover:
                         declared = table.declared_types(connection, described.columns)
                     _require_same(known, described)
                     whole = Range(Part(described.schema, described.name, None, whole_tree=True), 0, None)
-                    task = CopyTask(source, made, described, whole, codecs_of(described, types), self._sink)
+                    shaping = self._shaping(known, described, types)
+                    columns = self._rules.columns(described.columns, types, shaping)
+                    task = CopyTask(source, made, described, whole, columns, self._sink, known.table)
                     if is_lake(self._sink):
-                        kinds = tuple(source_type(column.type_oid, types) for column in described.columns)
+                        kinds = source_types(described.columns, columns, types)
                     else:
                         kinds = (SourceType(None),) * len(described.columns)  # text is compared with text
                     found.append(_SourceTable(task, kinds, declared))
                 except WalmereError as error:
                     found.append(error)
         return found
+
+    def _shaping(self, known: TableState, described: Table, types: Mapping[int, PgType]) -> Shaping | None:
+        """How the target differs from the source. Raises if the configuration says something else than the target."""
+        now = self._rules.shaping(known.source_table, described.columns, described.key, types, known.hidden)
+        if known.definition is not None and now != known.definition.shaping:
+            raise NotMirrored(
+                f"comparing {known.name}",
+                "the sections [[table]] or [types], or the key of hashes, were changed since the table was copied",
+                "restart `walmere run`: it copies the table again",
+            )
+        return now
 
     def _verdict(self, known: TableState, source: _SourceTable | WalmereError) -> Verdict:
         began = time.monotonic()
@@ -243,9 +262,10 @@ class Prover:
                 "see `walmere status`; then verify again",
             )
         scan = self._sink.scan(known.table, version, self._tasks.parallelism)
-        described, schema = work.table, schema_of(work.table, work.codecs)
+        described, schema = work.table, work.columns.schema
+        compared = work.columns.mirrored
         if isinstance(self._sink, PostgresSink):  # it may have other columns, too
-            schema = pa.schema([(name, pa.string()) for name in schema.names])
+            compared = schema = pa.schema([(name, pa.string()) for name in schema.names])
             missing = [name for name in schema.names if name not in scan.schema.names]
             if missing:
                 raise missing_columns(known.table, missing, f"comparing {known.name}")
@@ -255,7 +275,7 @@ class Prover:
                 f"its columns are {_columns(schema)} at the source, and {_columns(scan.schema)} in the target",
                 "a new definition is applied with the next changed row; or copy the table again: `walmere resync`",
             )
-        layout = RowLayout(schema, described.key, buckets_for(scan.rows), source.types)
+        layout = RowLayout(compared, described.key, buckets_for(scan.rows), source.types)
         pieces, sampled = self._pieces(source, scan, layout)
         none = empty(layout.buckets)
         counted = self._tasks.add(count, pieces, Counted(none, none), functools.partial(self._on_progress, known.name))
@@ -277,7 +297,7 @@ class Prover:
             functools.partial(row_by_row.compare, examples=-(-most // len(differing))),
             row_by_row.COMPARED,
         )
-        rows = row_by_row.gather(compared, schema.names, described.key, most)
+        rows = row_by_row.gather(compared, layout.schema.names, described.key, most)
         if not (rows.missing or rows.extra or rows.different):
             raise NotCompared(f"comparing {known.name}", "fingerprints differ, and rows do not", "verify again")
         return replace(found, missing=rows.missing, extra=rows.extra, different=rows.different, examples=rows.examples)
@@ -292,7 +312,8 @@ class Prover:
             there = [TextPiece(self._sink, piece, layout, source.declared) for piece in scan.pieces]
             return [*(SourcePiece(replace(work, piece=piece), layout) for piece in ranges), *there], False
         assert is_lake(self._sink)
-        target = [TargetPiece(self._sink, piece, layout) for piece in scan.pieces]
+        deleted = work.columns.soft_deletes
+        target = [TargetPiece(self._sink, piece, layout, soft_deletes=deleted) for piece in scan.pieces]
         intervals = self._sample(described, scan, layout)
         if intervals is None:
             ranges = table.ranges(described, self._tasks.parallelism)
@@ -319,6 +340,8 @@ class Prover:
             return None
         [column] = [each for each in described.columns if each.name == described.key[0]]
         key = layout.schema.field(column.name)
+        if layout.source[layout.schema.names.index(column.name)].shaped:
+            return None  # its values are not those of the source
         if not sample.can_sample(column.type_oid, key.type):
             return None
         each = -(-sample.boundaries(percent) // len(scan.pieces))
@@ -340,7 +363,7 @@ class Prover:
 def _require_same(known: TableState, described: Table) -> None:
     """Refuse a table that is published in another way, or has other partitions, than when its target was made."""
     now, then = described.published, known.definition
-    if (described.schema, described.name) != known.table or (
+    if (described.schema, described.name) != known.source_table or (
         then is not None and (now.publication_fingerprint, now.leaves) != (then.publication_fingerprint, then.leaves)
     ):
         raise NotMirrored(
@@ -348,6 +371,26 @@ def _require_same(known: TableState, described: Table) -> None:
             "it was altered, or its publication or partitions were",
             "verify again when the subscription has noticed it: after some seconds, or after a new copy",
         )
+
+
+def source_types(
+    columns: Sequence[PublishedColumn], made: TargetColumns, types: Mapping[int, PgType]
+) -> tuple[SourceType, ...]:
+    """What has to be known of each column that the target has."""
+    by_name = {each.name: each for each in columns}
+    found = []
+    for name, its in zip(made.names, made.codecs, strict=True):
+        column = by_name[name]
+        kind, usual = its.arrow, codec(column.type_oid, column.typmod, types).arrow
+        if its.hides:
+            found.append(SourceType(masked=True, shaped=True))
+        elif kind == usual:
+            found.append(source_type(column.type_oid, types))
+        elif pa.types.is_decimal(kind):
+            found.append(SourceType(decimal=(kind.precision, kind.scale), shaped=True))
+        else:
+            found.append(SourceType(uuid_bytes=bool(pa.types.is_binary(kind)), shaped=True))
+    return tuple(found)
 
 
 def source_type(type_oid: int, types: Mapping[int, PgType]) -> SourceType:

@@ -17,6 +17,7 @@ from walmere.errors import ChangeLogInUse, NotCompared, NotMirrored, SourceError
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.running import spark
+from walmere.shaping.rules import TableRules
 from walmere.sinks.base import Sink
 from walmere.spark.shuffle import SparkShuffle
 from walmere.spark.tasks import SparkTasks
@@ -139,6 +140,7 @@ def _compare(
             tasks=tasks,
             shuffle=SparkShuffle(started, tasks),
             options=request.options,
+            rules=TableRules.of(config),
             on_progress=request.on_progress,
             on_verdict=request.on_verdict,
             running=subscription.running,

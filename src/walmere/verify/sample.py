@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from walmere.sinks.base import LakeSink
-from walmere.verify.fingerprint import Side, register
+from walmere.verify.fingerprint import register, without_zone
 
 _INTERVALS: Final = 200
 _MOST: Final = 20_000
@@ -58,7 +58,7 @@ class KeySample:
 
 def sample_keys(task: KeySample) -> list[str]:
     """Runs in a Spark task."""
-    rows = register(pa.schema([task.key]), Side.TARGET, task.sink.read(task.piece, [task.key.name]))
+    rows = register([without_zone(task.key.type)], task.sink.read(task.piece, [task.key.name]))
     found = rows.sql(
         "WITH keys AS (SELECT c0 FROM rows WHERE c0 IS NOT NULL)"
         f" SELECT c0::VARCHAR FROM keys USING SAMPLE reservoir({task.count} ROWS) REPEATABLE ({task.seed})"

@@ -9,16 +9,22 @@ A value that the target's type cannot hold is NULL in the target. `cannot_hold` 
 
     date, timestamp, timestamptz    infinity, years BC, years after 9999
     numeric(p,s)                    NaN and the infinities
+    interval in its parts           infinity
     xid8                            from 2^63
     arrays                          several dimensions, a lower bound other than 1, an element that cannot be held
     any text                        bytes that are not UTF-8
+    a number as a chosen decimal    too many digits before or after the point; zeros at the end do not count
+
+A masked value is not compared as text. What masks it is called with the whole column, and makes a column of the
+target's type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -46,22 +52,32 @@ class SourceRows:
     rejected: dict[int, pa.Array]  # by column, the texts that the target cannot hold
 
 
-def source_schema(columns: int) -> pa.Schema:
-    """Of the batches of `read`."""
-    return pa.schema([(f"c{place}", pa.large_string()) for place in range(columns)])
+Masking: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
-def read(data: bytes, target: pa.Schema) -> SourceRows:
-    """Whole rows of COPY, for a target with these columns."""
+def read(
+    data: bytes,
+    target: pa.Schema,
+    decimals: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    masks: Mapping[int, Masking] = MappingProxyType({}),
+) -> SourceRows:
+    """Whole rows of COPY, for a target with these columns.
+
+    `decimals`: columns for which a decimal was chosen, with precision and scale. `masks`: of columns that are masked.
+    """
     columns, rejected, ascii_only = [], {}, data.isascii()
     for place, (text, kind) in enumerate(zip(split(data, len(target)), target.types, strict=True)):
-        mask = cannot_hold(text, kind, ascii_only=ascii_only)
+        if place in masks:
+            columns.append(masks[place](text))
+            continue
+        mask = _too_many_digits(text, *decimals[place]) if place in decimals else None
+        mask = cannot_hold(text, kind, ascii_only=ascii_only) if mask is None else mask
         if mask is not None:
             rejected[place] = text.filter(mask)
             columns.append(pc.if_else(mask, pa.scalar(None, _TEXT), text).view(pa.large_string()))
         else:
             columns.append(text.view(pa.large_string()))
-    return SourceRows(pa.RecordBatch.from_arrays(columns, schema=source_schema(len(target))), rejected)
+    return SourceRows(pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))]), rejected)
 
 
 def split(data: bytes, count: int) -> list[pa.Array]:
@@ -141,9 +157,18 @@ def _outside(text: pa.Array, kind: pa.DataType) -> pa.Array | None:
         return pc.match_substring_regex(text, _NOT_FINITE) if b"N" in data or b"I" in data else None
     if pa.types.is_int64(kind):
         return _above_int64(text)
+    if pa.types.is_struct(kind):
+        return pc.match_substring(text, "infinity")
     if pa.types.is_list(kind):
         return _array_outside(text, kind.value_type)
     return None
+
+
+def _too_many_digits(text: pa.Array, precision: int, scale: int) -> pa.Array | None:
+    """Where a number has more digits than a decimal, or is not a finite number; None: nowhere."""
+    fits = rf"^-?0*[0-9]{{0,{precision - scale}}}(\.[0-9]{{0,{scale}}}0*)?$"
+    mask = pc.invert(pc.match_substring_regex(text, fits)).fill_null(False)
+    return mask if pc.any(mask).as_py() else None
 
 
 def _above_int64(text: pa.Array) -> pa.Array | None:

@@ -34,6 +34,7 @@ from walmere.sinks.postgres.sink import PostgresSink
 from walmere.storage import Lock
 from walmere.subscription import receiver
 from walmere.subscription.checks.cluster import check_cluster
+from walmere.subscription.checks.sections import check_sections
 from walmere.subscription.checks.target import check_target
 from walmere.subscription.shared.store import refresh_log, store_of_config
 
@@ -68,6 +69,8 @@ def check(
         found += check_cluster(config)
     if isinstance(sink, PostgresSink):
         found += check_target(config, sink)
+    if connected and (config.table or config.types):
+        found += check_sections(config)
     if damaged is not None:
         found.append(Finding("change_log", Level.PROBLEM, f"{damaged.doing}: {damaged.wrong}", damaged.hint))
     elif has_log and connected:

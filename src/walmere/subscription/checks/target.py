@@ -12,6 +12,7 @@ from walmere.names import TableName
 from walmere.publisher import catalog
 from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.finding import Finding, Level
+from walmere.shaping.rules import TableRules
 from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.connect import Connection
 from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_creation
@@ -88,7 +89,7 @@ def _published(config: Config) -> Mapping[TableName, Sequence[str]]:
     gather = config.target is not None and config.target.gather_partitions
     with closing(connect(source, "walmere check")) as connection, translate_errors(source, "reading catalogs"):
         tables = catalog.published_tables(connection, source.publications, gather)
-    return {TableName(each.schema, each.name): each.columns for each in tables}
+    return {target: each.columns for target, each in TableRules.of(config).choose(tables).items()}
 
 
 def _table(

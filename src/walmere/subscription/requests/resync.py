@@ -25,11 +25,15 @@ _POLL: Final = 0.1
 
 
 def find(tables: Tables, names: Sequence[str], doing: str = "looking for the tables to copy again") -> list[TableName]:
-    """The tables with these names. The schema may be omitted if the name is unique. Raises ConfigError."""
-    published = {each.name: each.table for each in tables if each.published and not each.of_messages}
+    """The tables with these names, in the target or at the source. Raises ConfigError.
+
+    The schema may be omitted if the name is unique in the target.
+    """
+    published = {each.name: each for each in tables if each.published and not each.of_messages}
     found: list[TableName] = []
     for name in names:
-        matches = [table for text, table in published.items() if name in (text, table.name)]
+        matches = [each.table for each in published.values() if name in (each.name, each.table.name)]
+        matches = matches or [each.table for each in published.values() if name == str(each.source_table)]
         if len(matches) != 1:
             known = ", ".join(published) or "not known yet: start `walmere run` first"
             wrong = f"{len(matches)} tables are called {name}" if matches else f"no published table is called {name}"

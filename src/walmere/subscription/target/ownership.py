@@ -18,10 +18,11 @@ from walmere.publisher import catalog
 from walmere.publisher.connect import connect, translate_errors
 from walmere.publisher.database import database_oid
 from walmere.publisher.stream import identify_system
+from walmere.shaping.rules import TableRules
 from walmere.sinks.base import Sink
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.postgres.sink import PostgresSink
-from walmere.subscription.state import TableState
+from walmere.subscription.state import TableState, waiting_for_copy
 
 
 def find(config: Config) -> tuple[Owner, Sequence[TableState]]:
@@ -56,7 +57,8 @@ def require_target(config: Config, sink: Sink) -> None:
     ):
         catalog.require_publications(connection, source.publications)
         published = catalog.published_tables(connection, source.publications, gather)
-    sink.require_tables({TableName(each.schema, each.name): each.columns for each in published})
+    chosen = TableRules.of(config).choose(published)
+    sink.require_tables({target: each.columns for target, each in chosen.items()})
 
 
 def _read_source(config: Config) -> tuple[str, int, Sequence[TableState]]:
@@ -70,5 +72,8 @@ def _read_source(config: Config) -> tuple[str, int, Sequence[TableState]]:
         system = identify_system(replication)
         catalog.require_publications(connection, source.publications)
         published = catalog.published_tables(connection, source.publications, gather)
-        tables = [TableState(TableName(each.schema, each.name), each.oid) for each in published]
+        chosen = TableRules.of(config).choose(published)
+        tables = [
+            waiting_for_copy(target, TableName(each.schema, each.name), each.oid) for target, each in chosen.items()
+        ]
         return system.identifier, database_oid(connection), tables

@@ -22,19 +22,17 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import pyarrow as pa
-
 from walmere.apply.rejects import Rejects
 from walmere.apply.standing import Behind, compare
 from walmere.errors import OwnedByAnother, SinkMismatch
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.owner import owned_by_another
+from walmere.shaping.columns import target_columns
 from walmere.sinks.base import Sink, Standing
 from walmere.subscription import state
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
-from walmere.types.codec import codec
 
 _log = logging.getLogger(__name__)
 
@@ -178,6 +176,5 @@ def _same_columns(known: TableState, found: Behind, tables: Tables, sink: Sink) 
     """Whether a table that is behind has the columns of the changes that will be applied to it."""
     if known.definition is None or found.found is None or known.awaits is not None:
         return False
-    columns = known.definition.columns
-    schema = pa.schema([(each.name, codec(each.type_oid, each.typmod, tables.types).arrow) for each in columns])
-    return found.found.columns == sink.columns(schema)
+    shaped = target_columns(known.definition.shape(known.source_table).columns, tables.types, known.definition.shaping)
+    return found.found.columns == sink.columns(shaped.schema)
