@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import Database
 from notebook import outputs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -40,3 +44,30 @@ def test_every_example_is_listed() -> None:
     assert not [
         path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb") and path.name not in listed
     ]
+
+
+@pytest.mark.long
+def test_personal_data_is_masked(database18: Database, tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "mask_personal_data", tmp_path, dirs_exist_ok=True)
+    database18.execute((tmp_path / "shop.sql").read_text())
+    file = tmp_path / "walmere.toml"
+    text = file.read_text().replace('"walmere_masked"', f'"{database18.slot}"')
+    file.write_text(re.sub(r"dsn = .*", lambda _: f"dsn = {json.dumps(database18.dsn)}", text))
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "WALMERE_HASH_KEY": "a key that the test has"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("-m", "walmere", "check", "-c", "walmere.toml")
+    run("-m", "walmere", "run", "-c", "walmere.toml", "--once")
+    run("-m", "walmere", "verify", "-c", "walmere.toml")
+    shown = run("show.py")
+    for text in ("engines.example", "1815", "52300.00", "111.50"):
+        assert text in shown
+    assert "ada@" not in shown
+    assert not (tmp_path / "lake" / "public" / "sessions").exists()
