@@ -254,7 +254,7 @@ class PostgresTarget(_Section):
     missing is an error.
     """
     on_conflict: Literal["stop", "skip", "overwrite"] = "stop"
-    """What to do with a row that violates a constraint of the target."""
+    """What to do with a row that violates a constraint of the target, or has a value that does not fit."""
     state_schema: str = Field(default="walmere", alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
     """The schema of the target in which Walmere has its own tables: 1 to 63 lower-case letters, digits, `_`."""
     timeout: float = Field(default=60.0, ge=1, le=86_400)

@@ -19,7 +19,7 @@
     │   ├── SinkFull              the target's disk is full
     │   ├── SinkUnavailable       no connection to the target, or it was lost                (transient)
     │   ├── SinkRefused           the role may not do this at the target, or may not log in
-    │   ├── Conflict              a row violates a constraint of the target
+    │   ├── Conflict              a row violates a constraint of the target, or does not fit
     │   └── SinkMismatch          the table at the target is not the expected one
     │       ├── OwnedByAnother    the table belongs to another subscription
     │       └── ColumnMissing     a table of a database lacks a column: somebody has to add it
@@ -247,7 +247,7 @@ class SinkRefused(SinkError):
 
 
 class Conflict(SinkError):
-    """A change cannot be applied: its row violates a constraint of the target. `found` describes it, as JSON.
+    """The target refuses a row: a constraint is violated, or a value does not fit. `found` describes it, as JSON.
 
     What to do: Correct the row at the target; or `walmere skip LSN`; or set `[target] on_conflict`.
     """
