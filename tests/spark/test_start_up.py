@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conftest import Database
 from mirror import Mirror
 from walmere import paths
@@ -71,3 +73,22 @@ def test_a_run_with_nothing_to_do_starts_the_receiver_and_no_spark(database18: D
     heavy = noted.heavy()
     assert heavy["walmere receive"] <= {"pyarrow", "numpy", "psycopg"}
     assert not heavy["walmere run"] & {"pandas", "duckdb", "matplotlib"}
+
+
+@pytest.mark.long
+def test_the_first_batch_starts_as_few_python_processes_as_spark_allows(database18: Database, tmp_path: Path) -> None:
+    database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror = Mirror(database18, tmp_path)
+    mirror.run_once()
+    database18.execute("INSERT INTO t VALUES (1)")
+    noted = Noted(tmp_path)
+    noted.run("run", "-c", mirror.file, "--once")
+    assert mirror.rows("t") == {(1,): 1}
+    version = "-c import sys; print('%d.%d' % sys.version_info[:2])"
+    assert sorted(noted.commands()) == [
+        *(version, version),  # Spark asks an interpreter for its version before it writes a function for it
+        *["pyspark.daemon"] * 3,  # to look up data sources, to create ours, to plan its read
+        "pyspark.sql.streaming.python_streaming_source_runner",
+        *("walmere receive", "walmere run"),
+        "walmere.spark.daemon",  # tasks
+    ]
