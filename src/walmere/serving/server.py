@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from types import TracebackType
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -91,6 +92,11 @@ class PageServer:
             address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             daemon_threads = True
             block_on_close = False
+
+            def server_bind(self) -> None:
+                """Without looking up the name of the host, which may take long where there is no DNS."""
+                TCPServer.server_bind(self)
+                self.server_name, self.server_port = address.host, self.server_address[1]
 
             def handle_error(self, *_: object) -> None:
                 """A client that is gone is no error of ours; anything else was answered with 500."""
