@@ -56,7 +56,11 @@ def pictures(browser: Browser, url: str, writers: Callable[[], Writers]) -> None
     browser.scheme("dark")
     wait(lambda: _answers(browser, url), "the page")
     wait(
-        lambda: bool(browser.run("return [...document.querySelectorAll('progress')].some((p) => p.value > 0)")),
+        lambda: bool(
+            browser.run(
+                "return [...document.querySelectorAll('progress')].some((p) => p.max > 1e5 && p.value > p.max / 4)"
+            )
+        ),
         "a copy",
     )
     take(browser, "dashboard-copy", 1000)
