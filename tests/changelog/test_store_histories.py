@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from changelog.stored import begin_stored_log, open_cache
@@ -36,6 +36,7 @@ STEPS = st.lists(
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(steps=["insert", "prepare", "roll back", "remove"], seconds=60.0, max_bytes=1)
 @given(steps=STEPS, seconds=st.sampled_from([0.0, 60.0]), max_bytes=st.sampled_from([1, 1 << 20]))
 def test_the_log_in_a_store_equals_a_local_one(
     monkeypatch: pytest.MonkeyPatch, steps: list[str], seconds: float, max_bytes: int

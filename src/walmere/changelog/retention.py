@@ -58,7 +58,9 @@ def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
                 case Prepared():
                     waiting[entry.gid] = entry
                 case RolledBack():
-                    waiting.pop(entry.gid, None)
+                    if (found := waiting.pop(entry.gid, None)) is not None:
+                        # they are still there if both were put into the store in one object
+                        removed.extend(segment.file for segment in found.segments)
                 case Transactions() | Transaction():
                     removed.extend(segment.file for segment in entry.segments)
                     if isinstance(entry, Transaction) and entry.gid is not None:
