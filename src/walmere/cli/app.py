@@ -71,6 +71,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # do not fail on a terminal that is not UTF-8
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     failures.set_log_format("walmere: %(message)s")
+    failures.set_verbose(False)  # a command before may have set it in this process
     try:
         code = app(prog_name="walmere", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:

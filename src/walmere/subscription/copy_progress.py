@@ -39,6 +39,45 @@ class CopyProgress:
     estimated: int | None = None  # of all rows; None: not known
 
 
+class _RunningTasks:
+    """Asks the source how many rows the running tasks of a copy have read. Another thread may close it meanwhile."""
+
+    def __init__(self, source: Source, snapshot: Snapshot) -> None:
+        self._source = source
+        self._snapshot = snapshot
+        self._connection: Connection | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def rows(self) -> int:
+        """The rows; 0 if the source does not answer."""
+        with suppress(SourceError):
+            connection = self._open()
+            if connection is not None:
+                with translate_errors(self._source, "reading the progress of a copy"):
+                    return rows_being_copied(connection, self._snapshot)
+        return 0
+
+    def _open(self) -> Connection | None:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        made = connect(self._source, "walmere launcher")
+        with self._lock:
+            if not self._closed:
+                self._connection = made
+        if self._closed:
+            made.close()
+            return None
+        catalog.set_timeouts(made)
+        return made
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+
+
 class RunningCopies:
     """The running copies of a subscription."""
 
@@ -57,7 +96,7 @@ class RunningCopies:
     def watched(self, oid: int, snapshot: Snapshot, estimated: int | None) -> Iterator[OnTasks]:
         """Watch a copy while the context is open. Pass the function to the tasks, which call it regularly."""
         self._set(oid, CopyProgress(time.time(), estimated=estimated))
-        connections: list[Connection] = []
+        tasks = _RunningTasks(self._source, snapshot)
         asked = 0.0
 
         def on_tasks(finished: int, _: int) -> None:
@@ -66,7 +105,7 @@ class RunningCopies:
             if known is None or time.monotonic() - asked < INTERVAL:
                 return
             asked = time.monotonic()
-            rows = finished + self._reading(snapshot, connections)
+            rows = finished + tasks.rows()
             if rows > known.rows:  # a task that has just ended is in neither number for a moment
                 self._set(oid, replace(known, rows=rows))
 
@@ -74,18 +113,7 @@ class RunningCopies:
             yield on_tasks
         finally:
             self._set(oid, None)
-            for connection in connections:
-                connection.close()
-
-    def _reading(self, snapshot: Snapshot, connections: list[Connection]) -> int:
-        """The rows that running tasks have read; 0 if the source does not answer."""
-        with suppress(SourceError):
-            if not connections or connections[-1].closed:
-                connections.append(connect(self._source, "walmere launcher"))
-                catalog.set_timeouts(connections[-1])
-            with translate_errors(self._source, "reading the progress of a copy"):
-                return rows_being_copied(connections[-1], snapshot)
-        return 0
+            tasks.close()
 
     def _set(self, oid: int, progress: CopyProgress | None) -> None:
         with self._lock, suppress(OSError):

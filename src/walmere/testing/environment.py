@@ -21,7 +21,7 @@ from typing import Any, Final
 
 _PYTHON: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _NOT_NEEDED: Final = ("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "tkinter", "lib2to3")
-_OURS: Final = ("walmere", "pyspark_pgoutput.py", "_editable_impl_walmere.pth", "__pycache__")
+_OURS: Final = ("walmere", "pyspark_pgoutput.py", "__pycache__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def make(directory: Path, account: pwd.struct_passwd | None) -> Environment:
         python, variables = _interpreter(directory / "base")
     made = _venv(directory / "environment", python, variables)
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry.name in _OURS:
+        if entry.name in _OURS or entry.name.endswith("walmere.pth"):  # that of an editable installation
             continue
         if _can(account, "-r", entry):
             (made.packages / entry.name).symlink_to(entry)

@@ -100,7 +100,7 @@ class UpkeepScheduler:
         """`replace_files` commits what was rewritten of a table."""
         self._directory = directory
         self._tables = tables
-        self._tasks: Tasks = InThisProcess() if tasks.parallelism == 1 and not tasks.remote else tasks
+        self._spark_tasks = tasks
         self._settings = settings
         self._replace_files = replace_files
         self._record = UpkeepRecord(directory)
@@ -115,6 +115,12 @@ class UpkeepScheduler:
         self._failures = 0  # rounds
         self._committing = threading.Lock()
         self._stopped = False
+
+    @property
+    def _tasks(self) -> Tasks:
+        """Not known before there is something to do: a run that finds nothing to do starts no Spark."""
+        tasks = self._spark_tasks
+        return InThisProcess() if tasks.parallelism == 1 and not tasks.remote else tasks
 
     def poll(self, sink: Sink, executor: Executor) -> None:
         """Start a round if it is time to."""
@@ -147,7 +153,7 @@ class UpkeepScheduler:
         """Cancel what is running. Nothing is committed after this returns."""
         with self._committing:
             self._stopped = True
-        self._tasks.cancel()
+        self._spark_tasks.cancel()
 
     def resume(self) -> None:
         """Rounds may start again after `stop`."""
