@@ -30,6 +30,7 @@ from walmere.names import Identity, TableName
 from walmere.owner import Owner
 from walmere.sinks.base import OVERWRITE, LakeSink, StagedFile, Upkeep
 from walmere.sinks.delta import rewrite
+from walmere.sinks.delta.files import parquet
 from walmere.sinks.delta.files.parquet import ROW_GROUP_ROWS, row_groups
 from walmere.sinks.delta.maintenance import JOIN_FILES
 from walmere.sinks.delta.sink import DeltaSink
@@ -264,6 +265,27 @@ def test_many_row_groups_and_files_are_rewritten_row_by_row_exactly(rewriting: D
     for i in gone:
         del expected[int(i)]
     assert content(rewriting) == sorted(expected.items())
+
+
+def test_wide_rows_have_small_row_groups_so_that_few_bytes_are_read_for_a_toast_value(sink: DeltaSink) -> None:
+    wide = pa.table([range(10_000), ["x" * 4000] * 10_000], schema=SCHEMA)
+    [file] = begin(sink, wide)
+    groups = list(row_groups(sink.directory(TABLE), file.path, SCHEMA))
+    assert max(group.rows for group in groups) * 4000 <= 8 << 20
+    assert sum(group.rows for group in groups) == 10_000
+
+
+def test_a_file_ends_when_its_key_index_takes_much_memory(
+    sink: DeltaSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(parquet, "_MAX_INDEX_BYTES", 10_000)
+    sink = DeltaSink(sink.path, index=str(tmp_path / "index"))
+    begin(sink, rows(0))
+    do(sink, *[Change("I", (i, "new")) for i in range(1, 1000)], update(0))
+    assert len(files(sink)) == 4  # 40 bytes per row, in whole row groups
+    do(sink, update(999, "newer"), delete(0), lsn=300)
+    assert content(sink) == [(i, "new") for i in range(1, 999)] + [(999, "newer")]
 
 
 def test_small_files_that_are_touched_become_one(rewriting: DeltaSink) -> None:

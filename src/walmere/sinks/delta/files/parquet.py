@@ -31,6 +31,12 @@ from walmere.storage import Directory
 ROW_GROUP_ROWS: Final = 1 << 17
 ROW_GROUP_BYTES: Final = 64 << 20
 """In memory. A row group ends when it has this many rows or bytes."""
+_WIDE_ROW: Final = 1 << 10
+_WIDE_GROUP_BYTES: Final = 8 << 20
+"""The same for rows of more than `_WIDE_ROW` bytes: a value that is fetched by its row number costs a row group."""
+_MAX_INDEX_BYTES: Final = 512 << 20
+_INDEX_BYTES_PER_ROW: Final = 32
+"""A file ends when its index takes so much memory while it is made: that of the keys, and about this per row."""
 
 INT96_UNIT: Final = "us"
 """Spark writes timestamps as INT96, also in OPTIMIZE. In nanoseconds, years before 1677 and after 2262 overflow."""
@@ -67,7 +73,7 @@ def write(
         name = f"part-{secrets.token_hex(12)}.parquet"  # short: each batch names the files that it changes twice
         metadata: list[Any] = []
         keys: list[pa.Table] = []
-        rows = 0
+        rows = held = 0
         with (
             directory.filesystem.open_output_stream(name) as stream,
             pq.ParquetWriter(
@@ -86,8 +92,9 @@ def write(
                 rows += len(group)
                 if index is not None:
                     keys.append(group.select(list(index.columns)))
+                    held += keys[-1].nbytes + _INDEX_BYTES_PER_ROW * len(group)
                 group = next(groups, None)
-                if stream.tell() >= file_size:
+                if stream.tell() >= file_size or held >= _MAX_INDEX_BYTES:
                     break
             writer.close()
             size = stream.tell()
@@ -107,11 +114,12 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     for table in tables:
         if not len(table):
             continue
+        limit = _WIDE_GROUP_BYTES if table.nbytes > _WIDE_ROW * len(table) else ROW_GROUP_BYTES
         step = ROW_GROUP_ROWS if len(table) > ROW_GROUP_ROWS else len(table)
-        step = max(1, min(step, len(table) * ROW_GROUP_BYTES // max(table.nbytes, 1)))
+        step = max(1, min(step, len(table) * limit // max(table.nbytes, 1)))
         for start in range(0, len(table), step):
             piece = table.slice(start, step)
-            if waiting and (rows + len(piece) > ROW_GROUP_ROWS or size + piece.nbytes > ROW_GROUP_BYTES):
+            if waiting and (rows + len(piece) > ROW_GROUP_ROWS or size + piece.nbytes > limit):
                 yield pa.concat_tables(waiting)
                 waiting, rows, size = [], 0, 0
             waiting.append(piece)
