@@ -23,7 +23,7 @@ from walmere.types.copytext import COPY_OPTIONS
 
 RANGE_BYTES: Final = 64 << 20
 """About how much one task copies: some seconds, so that batches of other tables do not wait long for a free core."""
-LARGE_RANGE_BYTES: Final = 1 << 30
+LARGE_RANGE_BYTES: Final = 2 << 30
 """The same, while no other table is followed. Larger ranges make larger files, which are not joined later."""
 
 
