@@ -6,7 +6,7 @@ from pathlib import Path
 
 from changelog.walsender import START
 from walmere.changelog.assembly import Assembly
-from walmere.changelog.manifest import Header, render_header
+from walmere.changelog.records import Header, render_header
 from walmere.changelog.store.cache import Cache
 from walmere.changelog.store.claim import Claim, create_log
 from walmere.changelog.store.upload import Uploader

@@ -9,7 +9,8 @@ import pytest
 
 from changelog.walsender import START, T, U, Walsender, assert_sound, begin_log, insert, read, relation, truncate
 from walmere.changelog.assembly import HEARTBEAT
-from walmere.changelog.manifest import Manifest, Position
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.records import Position
 from walmere.errors import ProtocolError
 from walmere.lsn import Lsn
 

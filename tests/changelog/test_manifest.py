@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from changelog.walsender import START, Walsender, begin_log, read
-from walmere.changelog.manifest import NAME, Manifest, Position, Prepared, Summary, summarise
+from walmere.changelog.manifest import Manifest, Summary, summarise
+from walmere.changelog.manifest_file import NAME
+from walmere.changelog.records import Position, Prepared
 from walmere.changelog.writer import header_of
 from walmere.errors import ChangeLogDamaged, ChangeLogVersion
 from walmere.lsn import Lsn

@@ -9,20 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from walmere.changelog import manifest
-from walmere.changelog.manifest import (
-    Entry,
-    Header,
-    Manifest,
-    Position,
-    Prepared,
-    Transaction,
-    Transactions,
-    render,
-    summarise,
-)
+from walmere.changelog import manifest, manifest_file
+from walmere.changelog.manifest import Entry, Manifest, render, summarise
+from walmere.changelog.records import Header, Position, Prepared, Transaction, Transactions
 from walmere.changelog.search import ManifestSearch
-from walmere.changelog.segment import Block, Segment
+from walmere.changelog.segment_entry import Block, Segment
 from walmere.errors import ChangeLogDamaged
 from walmere.lsn import Lsn
 from walmere.pgoutput.messages import Relation, ReplicaIdentity
@@ -94,7 +85,7 @@ def test_an_empty_log_ends_where_it_begins(tmp_path: Path) -> None:
 def test_a_torn_end_is_no_record_and_a_wrong_line_before_it_is_damage(tmp_path: Path) -> None:
     last = transactions(3000, 20)
     manifest.create(tmp_path, HEADER, [transactions(2000, 20)])
-    path = tmp_path / manifest.NAME
+    path = tmp_path / manifest_file.NAME
     whole = path.read_bytes()
     for torn in (render(last)[:-1], render(last)[:20], render(last).replace(b"00", b"01", 1)):
         path.write_bytes(whole + torn)
@@ -110,7 +101,7 @@ def test_a_long_manifest_is_searched_in_no_time(tmp_path: Path) -> None:
     """A table that has nothing to wait for is looked for in all of the lag; any other is found at once."""
     manifest.create(tmp_path, HEADER)
     line = render(transactions(0x1000_0000, 20, 21, 22, 23))
-    with (tmp_path / manifest.NAME).open("ab") as file:
+    with (tmp_path / manifest_file.NAME).open("ab") as file:
         # only lines that are looked at have to have their checksum
         file.writelines(line.replace(b"10000000", b"%08X" % (0x1000_0000 + each)) for each in range(200_000))
         file.write(render(transactions(0x2000_0000, 24)))

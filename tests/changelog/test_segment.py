@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 from changelog.walsender import T, U, Walsender, begin_log, insert, read, relation, truncate
-from walmere.changelog.manifest import Manifest, Transactions
-from walmere.changelog.segment import SCHEMA, Chunk, Segment, SegmentWriter, open_segment, read_block
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.records import Transactions
+from walmere.changelog.segment import SCHEMA, Chunk, SegmentWriter, open_segment, read_block
+from walmere.changelog.segment_entry import Segment
 from walmere.errors import ChangeLogDamaged
 from walmere.pgoutput.scan import scan
 

@@ -16,7 +16,8 @@ from object_stores import Bucket, VersityServer, versitygw
 from processes import eventually
 from s3_proxy import Asked, LoseAnswer, Refuse, S3Proxy, lose_every, refuse_every, slow
 from walmere.changelog import retention
-from walmere.changelog.manifest import Manifest, Transactions
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.records import Transactions
 from walmere.changelog.store import upload
 from walmere.changelog.store.cache import Cache
 from walmere.changelog.store.claim import WINDOW, Claim

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from changelog.walsender import START, Walsender, begin_log, insert, read, relation
-from walmere.changelog.manifest import NAME, Manifest
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.manifest_file import NAME
 from walmere.errors import ChangeLogDamaged, ChangeLogError, ChangeLogInUse
 from walmere.lsn import Lsn
 from walmere.storage import Lock

@@ -9,8 +9,9 @@ from typing import Any
 
 from pgoutput.wire import row
 from walmere.changelog.assembly import Assembly
-from walmere.changelog.manifest import Header, Manifest, Transaction, Transactions
+from walmere.changelog.manifest import Manifest
 from walmere.changelog.reader import Reader
+from walmere.changelog.records import Header, Transaction, Transactions
 from walmere.changelog.writer import Writer, create
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput import messages as m

@@ -17,7 +17,7 @@ import pytest
 
 from processes import eventually
 from walmere.changelog.plan import BlockRef, messages
-from walmere.changelog.segment import Block, Segment
+from walmere.changelog.segment_entry import Block, Segment
 from walmere.errors import ChangeLogDamaged, ProtocolError, SinkError, SinkFull, SourceUnavailable, WalmereError
 from walmere.lsn import Lsn
 from walmere.spark.session import session

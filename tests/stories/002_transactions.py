@@ -9,7 +9,8 @@ import pytest
 
 from conftest import Database
 from receiving import changes, files, logged, named_files, receive_all, summary
-from walmere.changelog.manifest import Manifest, Transaction
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.records import Transaction
 from walmere.config import Config
 
 BIG = 3000  # rows of about 100 bytes: more than the 64 kB after which the server streams here

@@ -13,7 +13,7 @@ import pytest
 from conftest import Database
 from processes import eventually, running, walmere, write_config
 from receiving import changes, files, named_files, receive_all, summary
-from walmere.changelog.manifest import NAME
+from walmere.changelog.manifest_file import NAME
 from walmere.config import Config
 from walmere.errors import ChangeLogDamaged, ChangeLogError
 from walmere.lsn import Lsn

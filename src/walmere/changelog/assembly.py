@@ -24,8 +24,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from walmere.changelog.manifest import Prepared, RolledBack, Transaction
-from walmere.changelog.segment import Chunk, Segment, SegmentWriter
+from walmere.changelog.records import Prepared, RolledBack, Transaction
+from walmere.changelog.segment import Chunk, SegmentWriter
+from walmere.changelog.segment_entry import Segment
 from walmere.changelog.writer import Writer, segment_name
 from walmere.errors import ProtocolError
 from walmere.lsn import Lsn

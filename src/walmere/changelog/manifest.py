@@ -19,102 +19,30 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
-import os
-import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Any
 
-from walmere.changelog.segment import Block, Segment, Stored
-from walmere.errors import ChangeLogDamaged, ChangeLogVersion
+from walmere.changelog.manifest_file import NAME, ManifestFile
+from walmere.changelog.records import (
+    Header,
+    Prepared,
+    Record,
+    RolledBack,
+    Transaction,
+    Transactions,
+    parse_record,
+    render_header,
+    render_record,
+    to_line,
+)
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.decode import decode
 from walmere.pgoutput.messages import Relation, Type
 from walmere.pgoutput.relation import RelationVersion
 from walmere.storage import write_lines_durably
 
-VERSION: Final = 1
-NAME: Final = "manifest.jsonl"
-_FORMAT: Final = "walmere change log"
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The source that the log belongs to, and where the log begins."""
-
-    system_identifier: str
-    database: str
-    slot: str
-    start_lsn: Lsn
-    first_sequence: int = 1
-    database_oid: int = 0  # 0: not known, the log was created by an earlier version
-
-
-@dataclass(frozen=True, slots=True)
-class Transactions:
-    """A segment of whole transactions."""
-
-    segment: Segment
-    count: int
-    commit_lsn: Lsn  # of the last
-    end_lsn: Lsn
-    commit_time: int  # of the last; microseconds of Unix time
-    last_sequence: int
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segment, as the other records have it."""
-        return (self.segment,)
-
-
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """One large transaction, with the segments that were written while it was in progress."""
-
-    xid: int
-    commit_lsn: Lsn
-    end_lsn: Lsn
-    commit_time: int
-    last_sequence: int  # the last one that was used when it committed
-    segments: tuple[Segment, ...]
-    aborted: frozenset[int] = frozenset()  # subtransactions that were rolled back
-    origin: str | None = None
-    gid: str | None = None  # of a prepared transaction
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A prepared transaction. It becomes visible with its COMMIT PREPARED."""
-
-    gid: str
-    xid: int
-    end_lsn: Lsn
-    last_sequence: int
-    segments: tuple[Segment, ...]
-    aborted: frozenset[int] = frozenset()
-    origin: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RolledBack:
-    """A prepared transaction that will never be visible."""
-
-    gid: str
-    end_lsn: Lsn
-    last_sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Everything before `end_lsn` is in the log."""
-
-    end_lsn: Lsn
-    last_sequence: int
-
-
-Record = Transactions | Transaction | Prepared | RolledBack | Position
 Entry = Record | RelationVersion
 
 
@@ -149,66 +77,13 @@ class Summary:
                     self.prepared.pop(entry.gid, None)
 
 
-class Manifest:
+class Manifest(ManifestFile):
     """Reads the manifest from its beginning, and goes on as it grows."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / NAME
-        try:
-            self._file: BinaryIO = self.path.open("rb")
-        except FileNotFoundError:
-            raise ChangeLogDamaged(
-                f"opening the change log in {directory}", "there is no change log", "`walmere receive` creates it"
-            ) from None
-        self.position = 0
-        try:
-            line = self._line()
-            if line is None:
-                raise self._damaged("its first line is incomplete")
-            self.header = _header(self.path, line)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def entries(self) -> Iterator[Entry]:
         """The entries that have not been read yet, up to the end or an incomplete line."""
         while (line := self._line()) is not None:
             yield parse_entry(line)
-
-    def replaced(self) -> bool:
-        """Whether retention has replaced the file, or `walmere drop` has removed it."""
-        try:
-            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return True
-
-    def _line(self) -> dict[str, Any] | None:
-        self._file.seek(self.position)
-        line = self._file.readline()
-        if not line.endswith(b"\n"):
-            return None
-        content = parse_line(line)
-        if content is None:
-            if self._file.read(1):
-                raise self._damaged(f"the line at byte {self.position} fails its checksum")
-            return None  # torn by a crash: it was never confirmed
-        self.position += len(line)
-        return content
-
-    def _damaged(self, wrong: str) -> ChangeLogDamaged:
-        return ChangeLogDamaged(
-            f"reading the manifest {self.path}", wrong, "run `walmere drop`, then start the subscription again"
-        )
 
 
 def summarise(manifest: Manifest) -> Summary:
@@ -227,156 +102,28 @@ def create(directory: Path, header: Header, entries: Iterable[Entry] = ()) -> No
 
 def render(entry: Entry) -> bytes:
     """One line of the manifest."""
-    match entry:
-        case RelationVersion():
-            body: dict[str, Any] = {
-                "oid": entry.oid,
-                "version": entry.version,
-                "lsn": str(entry.lsn),
-                "name": f"{entry.relation.namespace}.{entry.relation.name}",
-                "message": base64.b64encode(entry.raw).decode(),
-                "types": [[t.oid, t.namespace, t.name] for t in entry.types],
-            }
-            return to_line({"relation": body})
-        case Transactions():
-            kind = "transactions"
-            body = {"count": entry.count, "commit_lsn": str(entry.commit_lsn), "commit_time": entry.commit_time}
-            body["segment"] = _segment_json(entry.segment)
-        case Transaction():
-            kind = "transaction"
-            body = {"commit_lsn": str(entry.commit_lsn), "commit_time": entry.commit_time, **_large_json(entry)}
-        case Prepared():
-            kind, body = "prepare", _large_json(entry)
-        case RolledBack():
-            kind, body = "rollback", {"gid": entry.gid}
-        case Position():
-            kind, body = "position", {}
-    return to_line({kind: {"end_lsn": str(entry.end_lsn), "last_sequence": entry.last_sequence, **body}})
-
-
-def to_line(content: dict[str, Any]) -> bytes:
-    """A line with its checksum."""
-    text = json.dumps(content, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The inverse of `to_line`; None if the line fails its checksum."""
-    if len(line) < 10 or line[:8] != f"{zlib.crc32(line[9:-1]):08x}".encode():
-        return None
-    content: dict[str, Any] = json.loads(line[9:])
-    return content
-
-
-def render_header(header: Header) -> bytes:
-    """The first line of a manifest."""
-    return to_line(
-        {
-            "format": _FORMAT,
-            "version": VERSION,
-            "system_identifier": header.system_identifier,
-            "database": header.database,
-            "database_oid": header.database_oid,
-            "slot": header.slot,
-            "start_lsn": str(header.start_lsn),
-            "first_sequence": header.first_sequence,
-        }
-    )
-
-
-def _large_json(entry: Transaction | Prepared) -> dict[str, Any]:
-    return {
-        "xid": entry.xid,
-        "gid": entry.gid,
-        "origin": entry.origin,
-        "aborted": sorted(entry.aborted),
-        "segments": [_segment_json(segment) for segment in entry.segments],
+    if not isinstance(entry, RelationVersion):
+        return render_record(entry)
+    body: dict[str, Any] = {
+        "oid": entry.oid,
+        "version": entry.version,
+        "lsn": str(entry.lsn),
+        "name": f"{entry.relation.namespace}.{entry.relation.name}",
+        "message": base64.b64encode(entry.raw).decode(),
+        "types": [[t.oid, t.namespace, t.name] for t in entry.types],
     }
-
-
-def _segment_json(segment: Segment) -> dict[str, Any]:
-    body = {
-        "file": segment.file,
-        "length": segment.length,
-        "streamed": segment.streamed,
-        "blocks": [list(astuple(block)) for block in segment.blocks],
-    }
-    if segment.stored is not None:
-        body["stored"] = list(segment.stored)
-    return body
-
-
-def _segment(body: dict[str, Any]) -> Segment:
-    blocks = tuple(Block(*fields) for fields in body["blocks"])
-    stored = body.get("stored")
-    return Segment(body["file"], body["length"], body["streamed"], blocks, None if stored is None else Stored(*stored))
-
-
-def _header(path: Path, content: dict[str, Any]) -> Header:
-    if content.get("format") != _FORMAT:
-        raise ChangeLogDamaged(f"opening {path}", "this is not the manifest of a change log")
-    if content["version"] != VERSION:
-        raise ChangeLogVersion(
-            f"opening {path}",
-            f"it has format version {content['version']}, this version of Walmere reads format version {VERSION}",
-            "use the version of Walmere that wrote it, or a newer one",
-        )
-    return Header(
-        content["system_identifier"],
-        content["database"],
-        content["slot"],
-        Lsn.parse(content["start_lsn"]),
-        content["first_sequence"],
-        content.get("database_oid", 0),
-    )
+    return to_line({"relation": body})
 
 
 def parse_entry(content: dict[str, Any]) -> Entry:
     """The entry of a line."""
-    [(kind, body)] = content.items()
-    if kind == "relation":
-        raw = base64.b64decode(body["message"])
-        relation = decode(raw, streamed=False)
-        assert isinstance(relation, Relation)
-        types = tuple(Type(oid, namespace, name) for oid, namespace, name in body["types"])
-        return RelationVersion(body["oid"], body["version"], Lsn.parse(body["lsn"]), relation, raw, types)
-    end_lsn, last_sequence = Lsn.parse(body["end_lsn"]), body["last_sequence"]
-    match kind:
-        case "transactions":
-            return Transactions(
-                _segment(body["segment"]),
-                body["count"],
-                Lsn.parse(body["commit_lsn"]),
-                end_lsn,
-                body["commit_time"],
-                last_sequence,
-            )
-        case "transaction":
-            return Transaction(
-                body["xid"],
-                Lsn.parse(body["commit_lsn"]),
-                end_lsn,
-                body["commit_time"],
-                last_sequence,
-                tuple(map(_segment, body["segments"])),
-                frozenset(body["aborted"]),
-                body["origin"],
-                body["gid"],
-            )
-        case "prepare":
-            return Prepared(
-                body["gid"],
-                body["xid"],
-                end_lsn,
-                last_sequence,
-                tuple(map(_segment, body["segments"])),
-                frozenset(body["aborted"]),
-                body["origin"],
-            )
-        case "rollback":
-            return RolledBack(body["gid"], end_lsn, last_sequence)
-        case "position":
-            return Position(end_lsn, last_sequence)
-    raise ChangeLogVersion(
-        "reading the manifest", f"it has an entry of an unknown kind, {kind!r}", "use a newer version of Walmere"
-    )
+    return parse_relation(content["relation"]) if "relation" in content else parse_record(content)
+
+
+def parse_relation(body: dict[str, Any]) -> RelationVersion:
+    """The definition in a line."""
+    raw = base64.b64decode(body["message"])
+    relation = decode(raw, streamed=False)
+    assert isinstance(relation, Relation)
+    types = tuple(Type(oid, namespace, name) for oid, namespace, name in body["types"])
+    return RelationVersion(body["oid"], body["version"], Lsn.parse(body["lsn"]), relation, raw, types)

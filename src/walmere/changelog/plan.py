@@ -30,9 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from walmere.changelog.manifest import Manifest, Prepared, Record, RolledBack, Transaction, Transactions
+from walmere.changelog.manifest import Manifest
 from walmere.changelog.read_ahead import read_blocks
-from walmere.changelog.segment import Block, Segment, read_block
+from walmere.changelog.records import Prepared, Record, RolledBack, Transaction, Transactions
+from walmere.changelog.segment import read_block
+from walmere.changelog.segment_entry import Block, Segment
 from walmere.changelog.store.log_store import LogStore
 from walmere.errors import ChangesRemoved
 from walmere.lsn import INVALID_LSN, Lsn

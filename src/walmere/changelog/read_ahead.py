@@ -14,7 +14,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from walmere.changelog.segment import Segment, read_block
+from walmere.changelog.segment import read_block
+from walmere.changelog.segment_entry import Segment
 from walmere.changelog.store.log_store import LogStore
 
 _READERS: Final = 8

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from walmere.changelog.changes import KINDS, Change, Messages, TypesOf
-from walmere.changelog.manifest import Manifest, Record, Transaction, Transactions
-from walmere.changelog.segment import SCHEMA, Block, Segment, read_block
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.records import Record, Transaction, Transactions
+from walmere.changelog.segment import SCHEMA, read_block
+from walmere.changelog.segment_entry import Block, Segment
 from walmere.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput import messages as m

@@ -11,9 +11,11 @@ import logging
 import os
 from pathlib import Path
 
-from walmere.changelog import manifest
-from walmere.changelog.manifest import Entry, Manifest, Prepared, RolledBack, Summary, Transaction
-from walmere.changelog.segment import SUFFIX, TEMPORARY, Segment, open_segment, read_block
+from walmere.changelog import manifest_file
+from walmere.changelog.manifest import Entry, Manifest, Summary
+from walmere.changelog.records import Prepared, RolledBack, Transaction
+from walmere.changelog.segment import open_segment, read_block
+from walmere.changelog.segment_entry import SUFFIX, TEMPORARY, Segment
 from walmere.errors import ChangeLogDamaged
 from walmere.lsn import Lsn
 
@@ -22,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 def recover(directory: Path, confirmed: Lsn) -> Summary:
     """Remove damage after the confirmed LSN, and files that no record names. Returns what a writer needs to know."""
-    path = directory / manifest.NAME
+    path = directory / manifest_file.NAME
     with Manifest(directory) as source:
         recovery = _Recovery(directory, confirmed, source)
         recovery.read()

@@ -12,16 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from walmere.changelog import manifest
-from walmere.changelog.manifest import (
-    Entry,
-    Manifest,
-    Position,
-    Prepared,
-    RolledBack,
-    Transaction,
-    Transactions,
-)
+from walmere.changelog.manifest import Entry, Manifest
+from walmere.changelog.records import Position, Prepared, Record, RolledBack, Transaction, Transactions
 from walmere.changelog.writer import Flusher, Writer
 from walmere.lsn import Lsn
 from walmere.pgoutput.relation import RelationVersion
@@ -71,7 +63,7 @@ def _trim(applied: Lsn | None, before: float, flusher: Flusher) -> None:
     flusher.replace_manifest(trimmed, [*waiting.values(), *kept], removed)
 
 
-def _may_remove(entry: manifest.Record, applied: Lsn | None, before: float) -> bool:
+def _may_remove(entry: Record, applied: Lsn | None, before: float) -> bool:
     if applied is not None and entry.end_lsn > applied:
         return False
     return not isinstance(entry, Transactions | Transaction) or entry.commit_time < before * 1e6

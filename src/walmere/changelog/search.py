@@ -10,11 +10,14 @@ import mmap
 import re
 from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from walmere.changelog.manifest import Manifest, Transaction, Transactions, parse_entry
+from walmere.changelog.manifest_file import ManifestFile
+from walmere.changelog.records import Transaction, Transactions, parse_record
 from walmere.lsn import Lsn
-from walmere.pgoutput.relation import RelationVersion
+
+if TYPE_CHECKING:
+    from walmere.pgoutput.relation import RelationVersion
 
 _RECORD: Final = re.compile(rb'[0-9a-f]{8} \{"([a-z]+)":\{"end_lsn":"([0-9A-F]+)/([0-9A-F]+)"')
 _HEAD_BYTES: Final = 100
@@ -25,7 +28,7 @@ _BLOCK: Final = re.compile(rb"\[(\d+),\d+,\d+,")
 """The beginning of a block: its relation. (A list of aborted subtransactions may look the same.)"""
 
 
-class ManifestSearch(Manifest):
+class ManifestSearch(ManifestFile):
     """A manifest as it was when it was opened."""
 
     def __init__(self, directory: Path) -> None:
@@ -75,13 +78,14 @@ class ManifestSearch(Manifest):
 
     def relations(self) -> Iterator[RelationVersion]:
         """All definitions of relations, without reading the records between them."""
+        from walmere.changelog.manifest import parse_relation  # noqa: PLC0415  `walmere status` needs none
+
         at = self._map.find(_RELATION, self._first)
         while 0 <= at < self._end:
             begin = self._map.rfind(b"\n", 0, at) + 1
             content = self._content(begin)
-            entry = None if content is None else parse_entry(content)
-            if isinstance(entry, RelationVersion):
-                yield entry
+            if content is not None:
+                yield parse_relation(content["relation"])
             at = self._map.find(_RELATION, at + 1)
 
     def offset_after(self, lsn: Lsn) -> int:
@@ -129,8 +133,8 @@ class ManifestSearch(Manifest):
 
     def _record(self, at: int) -> Transactions | Transaction | None:
         content = self._content(at)
-        entry = None if content is None else parse_entry(content)
-        return entry if isinstance(entry, Transactions | Transaction) else None
+        record = None if content is None else parse_record(content)
+        return record if isinstance(record, Transactions | Transaction) else None
 
     def _content(self, at: int) -> dict[str, Any] | None:
         """The line at this offset, checked; None if it is the last one and torn."""

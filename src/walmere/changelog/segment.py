@@ -18,12 +18,13 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from walmere.changelog.segment_entry import TEMPORARY, Block, Segment
 from walmere.changelog.store.log_store import LogStore, store_of
 from walmere.errors import ChangeLogDamaged
 from walmere.pgoutput.scan import I64, U32, U64, Scan
@@ -42,53 +43,9 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
-SUFFIX: Final = ".arrow"
-TEMPORARY: Final = ".tmp"
 _INSERT: Final = ord("I")
 _MAGIC: Final = len(b"ARROW1\0\0")
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One record batch of a segment, as the manifest describes it."""
-
-    relation: int
-    version: int  # of the relation's definition; 0 for relation 0
-    rows: int
-    first_sequence: int
-    last_sequence: int
-    offset: int  # of the batch in the file
-    length: int
-    checksum: int  # CRC-32 of those bytes
-    inserts: bool  # only: such blocks can be applied in parallel
-
-
-class Stored(NamedTuple):
-    """Where a segment is in the store: the number of the object, and where the file's bytes begin in it."""
-
-    number: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A complete segment file."""
-
-    file: str
-    length: int
-    streamed: bool  # its messages carry an xid after their kind
-    blocks: tuple[Block, ...]
-    stored: Stored | None = None  # None: there is only the local file
-
-    @property
-    def rows(self) -> int:
-        """The number of messages."""
-        return sum(block.rows for block in self.blocks)
-
-    def only(self, block: Block) -> Segment:
-        """The same segment with only one of its blocks."""
-        return Segment(self.file, self.length, self.streamed, (block,), self.stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,18 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from walmere.changelog import manifest
-from walmere.changelog.manifest import (
-    Entry,
-    Header,
-    Manifest,
-    Position,
-    Record,
-    Transaction,
-    Transactions,
-)
+from walmere.changelog import manifest, manifest_file
+from walmere.changelog.manifest import Entry, Manifest
+from walmere.changelog.records import Header, Position, Record, Transaction, Transactions
 from walmere.changelog.recovery import data_files, recover
-from walmere.changelog.segment import SUFFIX, Chunk, Segment, SegmentWriter
+from walmere.changelog.segment import Chunk, SegmentWriter
+from walmere.changelog.segment_entry import SUFFIX, Segment, segment_bytes_in
 from walmere.errors import ChangeLogDamaged, ChangeLogError, WalmereError
 from walmere.lsn import Lsn
 from walmere.storage import sync_directory
@@ -205,7 +199,7 @@ class Flusher:
 
     def _open(self) -> int:
         """Open the manifest; again after retention has replaced it."""
-        return os.open(self.directory / manifest.NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        return os.open(self.directory / manifest_file.NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def submit(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
@@ -268,16 +262,6 @@ class Flusher:
                     self.failure = error
 
 
-def segment_bytes_in(directory: Path) -> int:
-    """The size of the segments in a directory. There may be hundreds of thousands, so this may take a second."""
-    total = 0
-    with suppress(FileNotFoundError), os.scandir(directory) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):  # retention has just removed it
-                total += entry.stat().st_size if entry.name.endswith(SUFFIX) else 0
-    return total
-
-
 def segment_name(first_sequence: int) -> str:
     """The file name of the segment that begins with this message."""
     return f"{first_sequence:020d}{SUFFIX}"
@@ -299,12 +283,12 @@ def create(directory: Path, header: Header) -> None:
 
 def header_of(directory: Path) -> Header | None:
     """The header of the log in this directory, if there is one."""
-    if not (directory / manifest.NAME).exists():
+    if not (directory / manifest_file.NAME).exists():
         if directory.exists() and any(name.endswith(SUFFIX) for name in data_files(directory)):
             raise ChangeLogDamaged(
                 f"opening the change log in {directory}",
-                f"there are segments, but no {manifest.NAME} that describes them",
-                f"restore {manifest.NAME}; or run `walmere drop`, then start the subscription again",
+                f"there are segments, but no {manifest_file.NAME} that describes them",
+                f"restore {manifest_file.NAME}; or run `walmere drop`, then start the subscription again",
             )
         return None
     with Manifest(directory) as source:

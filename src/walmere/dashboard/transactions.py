@@ -19,9 +19,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walmere.changelog.manifest import NAME, Manifest, Transaction, Transactions
+from walmere.changelog.manifest import Manifest
+from walmere.changelog.manifest_file import NAME
+from walmere.changelog.records import Transaction, Transactions
 from walmere.changelog.search import ManifestSearch
-from walmere.changelog.segment import Block, Segment, read_block
+from walmere.changelog.segment import read_block
+from walmere.changelog.segment_entry import Block, Segment
 from walmere.errors import ChangeLogError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.relation import RelationVersion

@@ -18,8 +18,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from walmere import paths
-from walmere.changelog.manifest import NAME as MANIFEST
 from walmere.changelog.manifest import Manifest
+from walmere.changelog.manifest_file import NAME as MANIFEST
 from walmere.errors import ChangeLogDamaged, ConfigError, PublicationMissing, TypeMismatch, UnknownType
 from walmere.lsn import Lsn
 from walmere.pgoutput.messages import Relation

@@ -21,7 +21,8 @@ from typing import Final
 from pydantic import SecretStr, ValidationError
 
 from walmere import paths
-from walmere.changelog.manifest import NAME, Manifest, summarise
+from walmere.changelog.manifest import Manifest, summarise
+from walmere.changelog.manifest_file import NAME
 from walmere.config import PREFIX, Config, Source, SourceAddress, SubscriptionSettings
 from walmere.definition import PublishedColumn
 from walmere.errors import ChangeLogInUse, ConfigError, WalmereError

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from walmere import paths
 from walmere.bins import bins
-from walmere.changelog.manifest import NAME as MANIFEST
+from walmere.changelog.manifest_file import NAME as MANIFEST
 from walmere.changelog.plan import BlockRef, Blocks, Plan, Planner
 from walmere.changelog.store.log_store import store_of
 from walmere.errors import ChangeLogDamaged, ChangeLogInUse, ChangesRemoved, ConfigError

@@ -15,8 +15,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walmere.changelog.manifest import Transaction, Transactions
 from walmere.changelog.plan import messages, references
+from walmere.changelog.records import Transaction, Transactions
 from walmere.changelog.search import ManifestSearch
 from walmere.lsn import Lsn
 from walmere.subscription.state import TableState

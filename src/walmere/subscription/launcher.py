@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from walmere import paths
-from walmere.changelog import manifest
+from walmere.changelog import manifest, manifest_file
 from walmere.config import Config
 from walmere.definition import MESSAGES_OID
 from walmere.errors import (
@@ -193,7 +193,7 @@ class Launcher:
             DaemonExecutor(1, "upkeep") as upkeep,
         ):
             self._process = process
-            while not (self._config.changelog / manifest.NAME).exists() and not self._stopping.is_set():
+            while not (self._config.changelog / manifest_file.NAME).exists() and not self._stopping.is_set():
                 process.check()
                 time.sleep(_POLL)
             if self._stopping.is_set():
@@ -317,7 +317,7 @@ class Launcher:
 
     def _prepare_target(self, until: Lsn | None) -> bool:
         """Compare target and state. Returns False if there is no change log yet, so nothing to compare."""
-        if self._stopping.is_set() or not (self._config.changelog / manifest.NAME).exists():
+        if self._stopping.is_set() or not (self._config.changelog / manifest_file.NAME).exists():
             return False
         self._take_over_state(until)
         if not self._claimed:

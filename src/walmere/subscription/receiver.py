@@ -33,7 +33,7 @@ from typing import Final
 from walmere import paths
 from walmere.changelog import retention
 from walmere.changelog.assembly import Assembly
-from walmere.changelog.manifest import Header, render_header
+from walmere.changelog.records import Header, render_header
 from walmere.changelog.search import ManifestSearch
 from walmere.changelog.store.cache import Cache
 from walmere.changelog.store.claim import Claim, create_log

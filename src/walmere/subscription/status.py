@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from walmere import paths
-from walmere.changelog import manifest
+from walmere.changelog import manifest_file
 from walmere.changelog.search import ManifestSearch
-from walmere.changelog.writer import segment_bytes_in
+from walmere.changelog.segment_entry import segment_bytes_in
 from walmere.config import Config
 from walmere.errors import ChangeLogError, SinkError, StoreError
 from walmere.lsn import Lsn
@@ -139,7 +139,7 @@ def _read_store(config: Config) -> tuple[dict[str, Any] | None, bool, str | None
 def _read_log(config: Config, source: SourceStatus) -> tuple[_Log, list[TableState]]:
     """The log and the tables, including those that are not published any more."""
     found = _Log()
-    if not (config.changelog / manifest.NAME).exists():
+    if not (config.changelog / manifest_file.NAME).exists():
         return found, _tables(config, source)
     reported = _reported(config, "nothing_until")  # first: what was committed before it is in the log by now
     with ManifestSearch(config.changelog) as log:

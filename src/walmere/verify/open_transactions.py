@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from walmere.changelog.assembly import HEARTBEAT
-from walmere.changelog.manifest import Transaction, Transactions
+from walmere.changelog.records import Transaction, Transactions
 from walmere.changelog.search import ManifestSearch
 from walmere.changelog.segment import read_block
 from walmere.config import Source

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from walmere.changelog.manifest import NAME
+from walmere.changelog.manifest_file import NAME
 from walmere.config import Config
 from walmere.errors import ChangeLogInUse, NotCompared, NotMirrored, SourceError, WalmereError
 from walmere.ledger.file import Ledger

@@ -15,8 +15,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from walmere.changelog import manifest
-from walmere.changelog.manifest import Header
+from walmere.changelog import manifest_file
+from walmere.changelog.records import Header
 from walmere.changelog.recovery import data_files
 from walmere.changelog.search import ManifestSearch
 from walmere.changelog.store.log_store import Head, LogStore, read_head, store_of, write_marker
@@ -43,7 +43,7 @@ class Cache:
 
     @property
     def _path(self) -> Path:
-        return self.directory / manifest.NAME
+        return self.directory / manifest_file.NAME
 
     def fill(self) -> bool:
         """Make the manifest equal to the log in the store. Returns False if there is none."""
@@ -75,7 +75,7 @@ class Cache:
         """Refuse to replace a log that was received without a store, if the store does not have all of it."""
         temporary = self.directory / "from-store"
         temporary.mkdir(exist_ok=True)
-        (temporary / manifest.NAME).write_bytes(content)
+        (temporary / manifest_file.NAME).write_bytes(content)
         with ManifestSearch(temporary) as stored, ManifestSearch(self.directory) as local:
             same = _source(stored.header) == _source(local.header)
             has_all = same and stored.header.start_lsn <= local.end_lsn <= stored.end_lsn

@@ -10,8 +10,10 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from walmere.changelog.manifest import Entry, Manifest, Position, Prepared, RolledBack, Transaction, render_header
-from walmere.changelog.segment import Segment, Stored, damaged
+from walmere.changelog.manifest import Entry, Manifest
+from walmere.changelog.records import Position, Prepared, RolledBack, Transaction, render_header
+from walmere.changelog.segment import damaged
+from walmere.changelog.segment_entry import Segment, Stored
 from walmere.changelog.store.claim import create_head, writer_name
 from walmere.changelog.store.log_store import GENERATION, LogStore
 from walmere.changelog.store.objects import ObjectHeader, build

@@ -23,7 +23,7 @@ from walmere.object_store import ObjectStore, open_store
 from walmere.storage import read_json, write_durably
 
 if TYPE_CHECKING:
-    from walmere.changelog.segment import Stored
+    from walmere.changelog.segment_entry import Stored
 
 HEAD: Final = "head"
 GENERATION: Final = "walmere-"

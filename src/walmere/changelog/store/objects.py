@@ -25,17 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from walmere.changelog.manifest import (
-    Entry,
-    Prepared,
-    Transaction,
-    Transactions,
-    parse_entry,
-    parse_line,
-    render,
-    to_line,
-)
-from walmere.changelog.segment import Segment, Stored
+from walmere.changelog.manifest import Entry, parse_entry, render
+from walmere.changelog.records import Prepared, Transaction, Transactions, parse_line, to_line
+from walmere.changelog.segment_entry import Segment, Stored
 from walmere.changelog.store.log_store import LogStore, damaged, require_version
 
 VERSION: Final = 1

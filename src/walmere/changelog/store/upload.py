@@ -27,10 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from walmere.changelog import manifest
-from walmere.changelog.manifest import Entry, Header, Manifest, Prepared, RolledBack, Summary, summarise
+from walmere.changelog import manifest, manifest_file, records
+from walmere.changelog.manifest import Entry, Manifest, Summary, summarise
+from walmere.changelog.records import Header, Prepared, RolledBack
 from walmere.changelog.recovery import data_files
-from walmere.changelog.segment import Segment, SegmentWriter, Stored
+from walmere.changelog.segment import SegmentWriter
+from walmere.changelog.segment_entry import Segment, Stored
 from walmere.changelog.store.cache import Cache
 from walmere.changelog.store.claim import WINDOW, Claim
 from walmere.changelog.store.objects import LogObject, Upload, build
@@ -146,7 +148,7 @@ class Uploader(Flusher):
         # the manifest in the store first: the objects of what it does not have can be deleted after that
         needed = {stored.number for stored in self._spooled.values()}
         needed |= {segment.stored.number for entry in entries for segment in segments_of(entry) if segment.stored}
-        lines = [manifest.render_header(header), *map(manifest.render, entries)]
+        lines = [records.render_header(header), *map(manifest.render, entries)]
         try:
             self._claim.publish(self._number, b"".join(lines), min(needed, default=self._number))
             super().replace_manifest(header, entries, removed)
@@ -256,7 +258,7 @@ class Uploader(Flusher):
 
     def _publish(self, number: int) -> None:
         """Put the manifest of everything before a number. If the store does not answer, the next object tries again."""
-        lines = (self.directory / manifest.NAME).read_bytes()
+        lines = (self.directory / manifest_file.NAME).read_bytes()
         needed = {stored.number for stored in self._spooled.values()}
         for some in (lines, *(put.begin.lines for put in self._puts)):  # what is being put may need older objects, too
             needed.update(map(int, _STORED.findall(some)))
