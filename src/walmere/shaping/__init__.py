@@ -1,6 +1,7 @@
 """Which tables are mirrored, and how they look in the target: what the sections `[[table]]` and `[types]` say.
 
-    rules        the sections, applied to a table: whether it is mirrored, under which name, with which columns
+    table_choice whether a table is mirrored, and under which name
+    rules        the sections, applied to a table: also with which columns
     columns      the columns of the target's table, each with the codec that makes it
     masks        codecs that hide values: hash, null, redact, a function
     keyed_hash   HMAC-SHA256 of a whole column

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 from pydantic import SecretStr
@@ -16,31 +15,17 @@ from walmere.names import TableName
 from walmere.shaping.clustering import can_sort
 from walmere.shaping.columns import TargetColumns, target_columns
 from walmere.shaping.keyed_hash import key_fingerprint
-from walmere.table_sections import HASH, HASH_KEY, KEY_HINT, ColumnSection, TableSection
+from walmere.shaping.table_choice import TableChoice
+from walmere.table_sections import HASH, HASH_KEY, KEY_HINT, ColumnSection
 from walmere.types.choice import by_type
 from walmere.types.codec import base_type
 from walmere.types.pgtype import PgType
 
-_CHOOSING: Final = "choosing tables by the sections [[table]]"
-
-
-class Published(Protocol):
-    """A table of the publications."""
-
-    @property
-    def schema(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-
-
-AnyTable = TypeVar("AnyTable", bound=Published)
-
 
 @dataclass(frozen=True, slots=True)
-class TableRules:
-    """The sections of one subscription. It pickles."""
+class TableRules(TableChoice):
+    """The sections of one subscription, and what else concerns columns. It pickles."""
 
-    sections: tuple[TableSection, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
     hash_key: SecretStr | None = None
 
@@ -54,37 +39,6 @@ class TableRules:
         hashes = any(column.mask == HASH for each in self.sections for column in each.columns.values())
         if hashes and self.hash_key is None:
             raise ConfigError("applying the sections [[table]]", f'mask = "hash" needs {HASH_KEY}', KEY_HINT)
-
-    def includes(self, source: TableName) -> bool:
-        """Whether a table is mirrored."""
-        found = [each.include for each in self._matching(source) if each.include is not None]
-        return found[-1] if found else True
-
-    def target(self, source: TableName) -> TableName:
-        """The name of a table in the target."""
-        namespace, name = source
-        for each in self._matching(source):
-            namespace, name = each.namespace or namespace, each.name or name
-        return TableName(namespace, name)
-
-    def choose(self, published: Iterable[AnyTable]) -> dict[TableName, AnyTable]:
-        """The tables that are mirrored, by their name in the target. Raises ConfigError if two have the same name."""
-        found: dict[TableName, AnyTable] = {}
-        for each in published:
-            source = TableName(each.schema, each.name)
-            if not self.includes(source):
-                continue
-            target = self.target(source)
-            if (other := found.get(target)) is not None:
-                wrong = f"{TableName(other.schema, other.name)} and {source} would both be {target} in the target"
-                raise ConfigError(_CHOOSING, wrong, "give each its own name or namespace")
-            found[target] = each
-        return found
-
-    def unmatched(self, published: Iterable[Published]) -> list[TableSection]:
-        """Sections that match no table."""
-        names = [TableName(each.schema, each.name) for each in published]
-        return [section for section in self.sections if not any(map(section.matches, names))]
 
     def shaping(
         self,
@@ -178,9 +132,6 @@ class TableRules:
 
     def _key_fingerprint(self) -> str | None:
         return None if self.hash_key is None else key_fingerprint(self.hash_key.get_secret_value())
-
-    def _matching(self, source: TableName) -> list[TableSection]:
-        return [each for each in self.sections if each.matches(source)]
 
 
 def _require_suitable(
