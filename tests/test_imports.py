@@ -11,7 +11,7 @@ from scripts.import_graph import ROOT, edges, imports, mermaid, part_of
 GROUND = {"lsn", "errors", "names", "owner", "paths", "bins", "version", "local_cache"}
 WIRE = GROUND | {"pgoutput", "types"}
 LOG = WIRE | {"object_store", "storage", "changelog"}
-TARGET = GROUND | {"object_store", "storage", "ledger", "libpq"}
+TARGET = GROUND | {"object_store", "storage", "directory", "ledger", "libpq"}
 APPLY = LOG | TARGET | {"definition", "sinks"}
 SUBSCRIBER = APPLY | {"config", "publisher", "apply", "shaping"}
 ALL = SUBSCRIBER | {"subscription", "spark", "source", "reads", "verify", "__init__"}
@@ -22,7 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "names": GROUND,
     "owner": GROUND,
     "object_store": GROUND,
-    "storage": GROUND | {"object_store"},
+    "storage": GROUND,
+    "directory": GROUND | {"object_store", "storage"},
     "definition": GROUND,
     "table_sections": GROUND,
     "config": GROUND | {"object_store", "table_sections"},

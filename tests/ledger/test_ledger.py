@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from object_stores import Bucket
+from walmere.directory import Directory
 from walmere.errors import ChangeLogDamaged, ChangeLogVersion, SinkError
 from walmere.ledger import entry as points
 from walmere.ledger import file as history
@@ -17,7 +18,6 @@ from walmere.ledger.entry import Entry
 from walmere.ledger.file import Ledger
 from walmere.ledger.lake import LakeLedger, read_latest
 from walmere.lsn import Lsn
-from walmere.storage import Directory
 
 HOUR = 3_600_000_000
 SECOND = 1_000_000

@@ -27,6 +27,7 @@ from walmere.apply.decode import TextChanges, Truncation
 from walmere.apply.fold import Changes, fold
 from walmere.apply.transaction import TableChanges, apply_changes
 from walmere.config import PostgresTarget
+from walmere.directory import Directory
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
@@ -36,7 +37,6 @@ from walmere.sinks.postgres import transaction as target_transaction
 from walmere.sinks.postgres.copying import Copy
 from walmere.sinks.postgres.sink import PostgresSink
 from walmere.sinks.postgres.text import copy_text
-from walmere.storage import Directory
 
 BY_ID = Identity("d", ("id",))
 

@@ -17,6 +17,7 @@ import pytest
 from delta_rows import read_delta
 from sinks.histories import Change, rows_of, typed
 from walmere.apply.fold import fold
+from walmere.directory import Directory
 from walmere.errors import SinkConflict, SinkMismatch, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
@@ -24,7 +25,6 @@ from walmere.sinks.base import OVERWRITE, Net, Upkeep
 from walmere.sinks.delta.files import key_index
 from walmere.sinks.delta.files.key_index import KeyIndex
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.storage import Directory
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("text", pa.string())])

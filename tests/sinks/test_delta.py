@@ -23,6 +23,7 @@ from delta_rows import read_delta
 from sinks.histories import Change, rows_of, typed
 from sinks.vectors import delete_rows
 from walmere.apply.fold import fold
+from walmere.directory import Directory
 from walmere.errors import ConfigError, OwnedByAnother, SinkConflict, SinkError, SinkMismatch
 from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
@@ -33,9 +34,9 @@ from walmere.sinks.delta import rewrite
 from walmere.sinks.delta.files import parquet
 from walmere.sinks.delta.files.parquet import ROW_GROUP_ROWS, row_groups
 from walmere.sinks.delta.maintenance import JOIN_FILES
+from walmere.sinks.delta.places import quote, unquote
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.sinks.delta.tables import APP_ID, quote, unquote
-from walmere.storage import Directory
+from walmere.sinks.delta.tables import APP_ID
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -114,7 +115,7 @@ def test_the_longest_name_fits_a_file_system() -> None:
 def test_a_table_of_another_name_in_the_same_directory_is_refused(
     sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walmere.sinks.delta.tables.quote", lambda name: quote(name).lower())  # as a Mac would
+    monkeypatch.setattr("walmere.sinks.delta.places.quote", lambda name: quote(name).lower())  # as a Mac would
     sink.create(TableName("public", "orders"), SCHEMA)
     with pytest.raises(SinkMismatch, match=r"contains the table public\.orders"):
         sink.create(TableName("public", "Orders"), SCHEMA)

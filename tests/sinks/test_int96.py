@@ -20,7 +20,7 @@ from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
-from walmere.sinks.delta.log.replay import log_file
+from walmere.sinks.delta.log.names import log_file
 from walmere.sinks.delta.sink import DeltaSink
 
 TABLE = TableName("public", "t")

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from delta_rows import read_delta
 from sinks.histories import Change, rows_of, typed
 from walmere.apply.fold import fold
+from walmere.directory import Directory
 from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
@@ -34,7 +35,6 @@ from walmere.sinks.delta.log import replay, retention
 from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
-from walmere.storage import Directory
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])

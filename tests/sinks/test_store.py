@@ -20,6 +20,7 @@ from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Net
 from walmere.sinks.delta.files import vectors
 from walmere.sinks.delta.log import replay
+from walmere.sinks.delta.log.names import log_file
 from walmere.sinks.delta.sink import DeltaSink
 
 TABLE = TableName("public", "t")
@@ -151,9 +152,9 @@ def test_a_commit_whose_answer_is_lost_is_one_commit(proxy: S3Proxy, bucket: Buc
     sink.commit(TABLE, [], Lsn(3), OVERWRITE, SCHEMA)
     assert len(lost) == 3
     log = sink.directory(TABLE)
-    commits = [json.loads((log.read(replay.log_file(version)) or b"").splitlines()[0]) for version in range(5)]
+    commits = [json.loads((log.read(log_file(version)) or b"").splitlines()[0]) for version in range(5)]
     assert len({each["commitInfo"]["txnId"] for each in commits}) == 5
-    assert log.read(replay.log_file(5)) is None
+    assert log.read(log_file(5)) is None
     assert read(sink, bucket) == {}
 
 

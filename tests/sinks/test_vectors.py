@@ -18,6 +18,7 @@ from delta_rows import read_delta
 from sinks.histories import Change, rows_of, typed
 from sinks.vectors import inline_vector
 from walmere.apply.fold import fold
+from walmere.directory import Directory
 from walmere.errors import SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
@@ -25,7 +26,6 @@ from walmere.sinks.base import OVERWRITE
 from walmere.sinks.delta.files.vectors import DIRECTORY, INLINE_BYTES, Vector, write
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.row_index import I64
-from walmere.storage import Directory
 
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])

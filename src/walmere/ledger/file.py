@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from walmere import paths
+from walmere.directory import Directory
 from walmere.ledger import entry as points
 from walmere.ledger.entry import Entry, Points
 from walmere.ledger.lines import lines
 from walmere.lsn import Lsn
-from walmere.storage import Directory
 
 KEEP_SECONDS: Final = 3600.0
 TRIM_AFTER: Final = 1000

@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from walmere.directory import Directory
 from walmere.errors import ChangeLogDamaged, SinkError
 from walmere.ledger import entry as points
 from walmere.ledger.entry import VERSION, Entry
@@ -25,9 +26,7 @@ from walmere.ledger.lines import another_writer
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.owner import Owner
-from walmere.storage import Directory
 
-PLACE: Final = "_walmere"
 LATEST: Final = "latest.json"
 _OWNER: Final = "owner.json"
 _FORMAT: Final = "walmere point"

@@ -19,8 +19,8 @@ import json
 import uuid
 from typing import Any, Final, Protocol
 
+from walmere.directory import Directory
 from walmere.errors import ChangeLogDamaged, SinkError
-from walmere.storage import Directory
 
 PIECE_BYTES: Final = 64 << 10
 _ATTEMPTS: Final = 10

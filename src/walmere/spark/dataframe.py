@@ -29,11 +29,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from walmere.bins import bins
+from walmere.directory import Directory
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.log.snapshot import Pinned
 from walmere.sinks.row_index import I64
 from walmere.spark.interpreters import use_driver_python
-from walmere.storage import Directory
 
 __all__ = ["DataFrame", "SparkSession", "dataframe"]
 

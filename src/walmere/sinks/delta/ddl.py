@@ -20,7 +20,8 @@ from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.log import actions, retention
 from walmere.sinks.delta.log.commit import ATTEMPTS, Change, put, try_commit
 from walmere.sinks.delta.log.history import commit_info
-from walmere.sinks.delta.log.replay import LOG, TableVersion
+from walmere.sinks.delta.log.names import LOG
+from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.log.schema import delta_schema, require_different_names
 from walmere.sinks.delta.tables import DeltaTables, owner_of
 

@@ -39,6 +39,7 @@ from walmere.sinks.delta.files.key_index import KeyIndex, remove_unused
 from walmere.sinks.delta.files.vectors import Vector
 from walmere.sinks.delta.log import replay, retention
 from walmere.sinks.delta.log.commit import ATTEMPTS, Change, switch_off_vectors, try_commit
+from walmere.sinks.delta.log.names import LOG
 from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.tables import DeltaTables
 from walmere.sinks.row_index import I64
@@ -260,9 +261,9 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
             if path not in used and not name.startswith("_") and (path in removed or written < oldest):
                 unused.append(path)
     if directory.local:
-        for name, written in directory.files(replay.LOG).items():  # what `Directory.create` leaves when it is killed
+        for name, written in directory.files(LOG).items():  # what `Directory.create` leaves when it is killed
             if name.startswith(".") and name.endswith(".tmp") and written < now - _UNKNOWN_SECONDS:
-                unused.append(f"{replay.LOG}/{name}")
+                unused.append(f"{LOG}/{name}")
     directory.remove(*unused)
     remove_unused(tables.index_of(table), found.files, data, now - _UNKNOWN_SECONDS / 7)
 

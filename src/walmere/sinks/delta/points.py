@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
+from walmere.directory import Directory
 from walmere.errors import ChangeLogError, SinkError
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import History
-from walmere.ledger.lake import PLACE, LakeLedger, read_latest, read_owner
+from walmere.ledger.lake import LakeLedger, read_latest, read_owner
 from walmere.names import TableName
 from walmere.owner import owned_by_another
-from walmere.sinks.delta.tables import DeltaTables, quote, table_path, unquote
-from walmere.storage import Directory
+from walmere.sinks.delta.places import PLACE, quote, table_path, unquote
+from walmere.sinks.delta.tables import DeltaTables
 
 
 def directory(tables: DeltaTables, subscription: str) -> Directory:

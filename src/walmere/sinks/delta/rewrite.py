@@ -30,13 +30,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from walmere.bins import bins
+from walmere.directory import Directory
 from walmere.names import Identity
 from walmere.sinks.base import Net, StagedFile
 from walmere.sinks.delta.files.data_file import NO_ROWS, DataFile, is_in
 from walmere.sinks.delta.files.hits import Hits, fill_carried, take_counted
 from walmere.sinks.delta.files.parquet import conform, row_groups, write
 from walmere.sinks.row_index import RowIndex
-from walmere.storage import Directory
 
 _MAX_EXACT_KEYS: Final = 10_000
 """Up to this many keys, each is compared with the bounds of a file; of more keys, only the least and the greatest."""

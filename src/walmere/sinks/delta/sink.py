@@ -2,7 +2,8 @@
 
 `walmere.sinks.base` has the contract. The parts:
 
-    tables            where tables are, how they are opened, who owns them
+    places            where tables are
+    tables            how they are opened, who owns them
     ddl               create, claim and change a table
     merge             rows that a batch removes or replaces, by deletion vectors
     rewrite           the same for readers without deletion vectors: files without these rows
@@ -33,6 +34,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from walmere import paths
+from walmere.directory import Directory
 from walmere.ledger.entry import Entry
 from walmere.ledger.lake import LakeLedger
 from walmere.lsn import Lsn
@@ -64,7 +66,6 @@ from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.log.schema import column_types, delta_schema
 from walmere.sinks.delta.rewrite import Files, rewrite
 from walmere.sinks.delta.tables import DeltaTables, owner_of
-from walmere.storage import Directory
 
 
 @dataclass(frozen=True, slots=True)

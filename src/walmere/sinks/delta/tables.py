@@ -1,20 +1,10 @@
-"""The Delta tables of a lake: where they are, how they are opened, and to whom they belong.
-
-A table is in `<path>/<namespace>/<table>`. In a name, every character but ASCII letters, digits, `_`, `-` and `.` is
-written as `~` and two hexadecimal digits per byte of UTF-8. So are `~` itself and a dot at the beginning. This is
-percent-encoding with another sign: `deltalake` decodes a `%` in a path once too often, and `~` has no meaning in URLs,
-file systems, shells (in the middle of a word) and Hadoop.
-
-Upper and lower case are kept. On a file system that ignores case, two tables could share a directory. The table's name
-is in its metadata, so the second table is refused.
-"""
+"""The Delta tables of a lake: how they are opened, and to whom they belong. `places` says where they are."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from walmere.directory import Directory
 from walmere.errors import ConfigError, SinkError, SinkMismatch
 from walmere.ledger.file import KEEP_SECONDS
-from walmere.ledger.lake import PLACE
 from walmere.local_cache import local_cache
 from walmere.lsn import Lsn
 from walmere.names import TableName
@@ -36,7 +26,7 @@ from walmere.sinks.base import StagedFile
 from walmere.sinks.delta.files.parquet import conform, write
 from walmere.sinks.delta.log import replay
 from walmere.sinks.delta.log.replay import TableVersion
-from walmere.storage import Directory
+from walmere.sinks.delta.places import table_path
 
 if TYPE_CHECKING:
     from walmere.sinks.delta.files.key_index import KeyIndex
@@ -51,23 +41,6 @@ FILE_SIZE: Final = 256 << 20
 """Bytes. With deletion vectors, a changed row does not rewrite its file, and every batch names the files it changes."""
 REWRITTEN_FILE_SIZE: Final = 16 << 20
 """Bytes. Without deletion vectors, one changed row rewrites one file, so files are smaller."""
-
-_ENCODED: Final = re.compile(rf"[^A-Za-z0-9_.-]|^\.|^_(?=(?:delta_log|{PLACE[1:]})$)")
-
-
-def quote(name: str) -> str:
-    """An identifier as the name of a directory."""
-    return _ENCODED.sub(lambda match: "".join(f"~{byte:02X}" for byte in match[0].encode()), name)
-
-
-def unquote(name: str) -> str:
-    """The inverse of `quote`."""
-    return re.sub(r"(?:~[0-9A-F]{2})+", lambda match: bytes.fromhex(match[0].replace("~", "")).decode(), name)
-
-
-def table_path(table: TableName) -> str:
-    """The path of a table, relative to the lake."""
-    return f"{quote(table.namespace)}/{quote(table.name)}"
 
 
 def owner_of(found: TableVersion) -> Owner | None:

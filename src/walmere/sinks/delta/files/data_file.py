@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from walmere.directory import Directory
 from walmere.sinks.base import Mask
 from walmere.sinks.delta.files.parquet import row_groups
 from walmere.sinks.delta.files.vectors import Vector
 from walmere.sinks.row_index import I64
-from walmere.storage import Directory
 
 NO_ROWS: Final = np.zeros(0, np.int64)
 

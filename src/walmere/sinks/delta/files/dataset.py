@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
+from walmere.directory import Directory
 from walmere.errors import LakeError
 from walmere.sinks.base import Mask
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.files.parquet import INT96_UNIT
-from walmere.storage import Directory
 
 _UNREADABLE: Final = "this dataset has deletion vectors: it is read by its own methods only"
 """The path of the file that does not exist. It is in the error of whatever tries to read it."""

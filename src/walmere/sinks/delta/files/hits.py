@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from walmere.directory import Directory
 from walmere.errors import SinkMismatch
 from walmere.sinks.base import Net
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.files.parquet import row_groups
 from walmere.sinks.row_index import I64, RowIndex, one_array
-from walmere.storage import Directory
 
 
 @dataclass(slots=True)

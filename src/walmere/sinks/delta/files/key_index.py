@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from walmere.directory import Directory
 from walmere.names import Identity
 from walmere.sinks.delta.files.data_file import NO_ROWS, DataFile, is_in
 from walmere.sinks.delta.files.hits import Hits, fetch
@@ -34,7 +35,6 @@ from walmere.sinks.delta.files.parquet import row_groups
 from walmere.sinks.delta.files.vectors import prefetch
 from walmere.sinks.key_hash import U64, hashes, is_exact
 from walmere.sinks.row_index import I64, RowIndex, one_array
-from walmere.storage import Directory
 
 _FORMAT: Final = b"walmere key index 1"
 _HASH, _ROW = "#hash", "#row"

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from walmere.directory import Directory
 from walmere.errors import SinkMismatch
 from walmere.sinks.base import StagedFile
 from walmere.sinks.row_index import one_array
-from walmere.storage import Directory
 
 ROW_GROUP_ROWS: Final = 1 << 17
 ROW_GROUP_BYTES: Final = 64 << 20

@@ -23,9 +23,9 @@ from typing import Any, Final
 import numpy as np
 from pyroaring import BitMap64
 
+from walmere.directory import Directory
 from walmere.errors import SinkMismatch
 from walmere.sinks.row_index import I64
-from walmere.storage import Directory
 
 DIRECTORY: Final = "_dv"
 INLINE_BYTES: Final = 192

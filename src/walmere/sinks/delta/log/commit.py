@@ -25,7 +25,8 @@ from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
 from walmere.sinks.delta.files.data_file import DataFile, count
 from walmere.sinks.delta.files.vectors import Vector
 from walmere.sinks.delta.log import actions, history, retention
-from walmere.sinks.delta.log.replay import LOG, TableVersion, log_file
+from walmere.sinks.delta.log.names import LOG, log_file
+from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.log.schema import delta_schema
 from walmere.sinks.delta.tables import DeltaTables
 

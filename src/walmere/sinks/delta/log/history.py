@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
-from walmere.sinks.delta.log.others import MARK
+from walmere.sinks.delta.log.names import MARK
 from walmere.version import __version__
 
 ENGINE: Final = f"walmere/{__version__}"

@@ -8,12 +8,10 @@ RESTORE does so too, and keeps the app transaction with the LSN.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
-from walmere.storage import Directory
-
-MARK: Final = "walmere."
-"""The prefix of Walmere's keys in `commitInfo`."""
+from walmere.directory import Directory
+from walmere.sinks.delta.log.names import MARK, log_file
 
 
 def changed_by_others(directory: Directory, after: int, upto: int) -> str | None:
@@ -22,7 +20,7 @@ def changed_by_others(directory: Directory, after: int, upto: int) -> str | None
     A commit that is no longer in the log counts too, because it may have changed rows.
     """
     for version in range(after + 1, upto + 1):
-        content = directory.read(f"_delta_log/{version:020d}.json")
+        content = directory.read(log_file(version))
         if content is None:
             return f"version {version}, which is no longer in its log"
         operation = _foreign_change(content)

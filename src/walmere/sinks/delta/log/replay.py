@@ -26,14 +26,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import Schema
 
+from walmere.directory import Directory, Stamp
 from walmere.errors import SinkMismatch
 from walmere.sinks.delta.files.data_file import DataFile
-from walmere.storage import Directory, Stamp
+from walmere.sinks.delta.log.names import COMMIT, LOG, NUMBERED, log_file
 
-LOG: Final = "_delta_log"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet\Z")
-_NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)\Z")
-_COMMIT: Final = re.compile(r"(\d{20})\.json\Z")
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
 _LISTED: Final = 250
 """List so many versions before one to find its checkpoint. Checkpoints are 100 commits apart."""
@@ -45,11 +43,6 @@ _ATTEMPTS: Final = 3
 _KINDS: Final = ("protocol", "metaData", "txn", "add")
 _MAX_KEPT: Final = 4096
 """Keep the newest version of so many tables."""
-
-
-def log_file(version: int) -> str:
-    """The path of a commit, relative to its table."""
-    return f"{LOG}/{version:020d}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +222,7 @@ def _ahead(
     """The commits after a version. In a store, they are read several at a time."""
     if directory.local:
         return {}
-    found = (int(match[1]) for match in map(_COMMIT.match, names) if match is not None)
+    found = (int(match[1]) for match in map(COMMIT.match, names) if match is not None)
     wanted = [number for number in found if known.version < number <= (number if upto is None else upto)]
     read = directory.map(lambda number: directory.read_stamped(log_file(number)), wanted)
     return {number: each for number, each in zip(wanted, read, strict=True) if each is not None}
@@ -276,7 +269,7 @@ def _from_checkpoint(directory: Directory) -> tuple[Stamp | None, TableVersion]:
         names, known = _start(directory, None)
         stamp = None if known.version < 0 else directory.stamp(log_file(known.version))
         found = _forward(directory, stamp, known, ahead=_ahead(directory, known, names, None))
-        if found[1].version >= max((int(match[1]) for match in map(_NUMBERED.match, names) if match), default=-1):
+        if found[1].version >= max((int(match[1]) for match in map(NUMBERED.match, names) if match), default=-1):
             return found
     raise _unreadable(directory, f"version {found[1].version + 1} is not there, or its checkpoint cannot be read")
 

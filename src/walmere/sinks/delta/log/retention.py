@@ -12,8 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from walmere.sinks.delta.log.replay import LOG, checkpoints
-from walmere.storage import Directory
+from walmere.directory import Directory
+from walmere.sinks.delta.log.names import LOG
+from walmere.sinks.delta.log.replay import checkpoints
 
 _HOURS: Final[Mapping[str, tuple[int, int]]] = {
     # Hours to add to `keep_hours`; and Delta's default.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.dataset as pads
 
+from walmere.directory import Directory
 from walmere.errors import LakeError, SinkMismatch
 from walmere.names import TableName
 from walmere.sinks.delta.files.data_file import DataFile
@@ -17,7 +18,6 @@ from walmere.sinks.delta.files.dataset import VectorDataset, plain_dataset
 from walmere.sinks.delta.log import replay
 from walmere.sinks.delta.log.actions import unreadable
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.storage import Directory
 
 
 class Pinned:
