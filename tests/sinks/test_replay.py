@@ -32,6 +32,7 @@ from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.log import replay, retention
+from walmere.sinks.delta.log.recorded_size import NotRecorded, recorded_size
 from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
@@ -104,6 +105,7 @@ def seen_by_deltalake(opened: DeltaTable) -> dict[str, Any]:
         "metadata": (metadata.id, metadata.name, metadata.created_time, dict(metadata.configuration)),
         "columns": opened.schema().to_json(),
         "lsn": opened.transaction_version(APP_ID),
+        "bytes": sum(pa.table(opened.get_add_actions(flatten=True))["size_bytes"].to_pylist()),
     }
 
 
@@ -123,6 +125,7 @@ def seen_by_us(found: TableVersion, directory: Directory) -> dict[str, Any]:
         "metadata": (metadata["id"], metadata.get("name"), metadata.get("createdTime"), dict(found.properties)),
         "columns": found.schema.to_json(),
         "lsn": found.transactions.get(APP_ID),
+        "bytes": found.size.bytes,
     }
 
 
@@ -132,6 +135,20 @@ def check(sink: DeltaSink, version: int | None = None) -> None:
     found = replay.newest(directory) if version is None else replay.at(directory, version)
     assert found is not None
     assert seen_by_us(found, directory) == seen_by_deltalake(DeltaTable(sink.location(TABLE), version))
+    assert found.size.files == len(found.files)
+    assert found.size.deleted == sum(len(file.deleted_rows(directory)) for file in found.files)
+    if version is None:
+        check_recorded(sink, found)
+
+
+def check_recorded(sink: DeltaSink, found: TableVersion) -> None:
+    """That our commits say how large the table is after them, and those of others do not."""
+    newest = log(sink) / f"{found.version:020d}.json"
+    if newest.exists() and '"engineInfo":"walmere/' in newest.read_text():
+        assert recorded_size(Path(sink.location(TABLE))) == found.size
+    else:
+        with pytest.raises(NotRecorded):
+            recorded_size(Path(sink.location(TABLE)))
 
 
 def restore(opened: DeltaTable) -> None:

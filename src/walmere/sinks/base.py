@@ -60,6 +60,7 @@ from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
+from walmere.sinks.table_size import TableSize
 
 Mask: TypeAlias = NDArray[np.bool_]
 Run: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
@@ -154,14 +155,11 @@ class UpkeepWork(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """How large a table is."""
+class Extent(TableSize):
+    """How large a table is, and at which version."""
 
     version: int
-    files: int
-    bytes: int
     rows: int
-    deleted: int  # rows that are still in files
     written: int  # bytes of all files, since this process first read the table
 
 

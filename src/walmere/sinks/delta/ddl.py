@@ -19,11 +19,12 @@ from walmere.sinks.base import OVERWRITE, Run, StagedFile
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.log import actions, retention
 from walmere.sinks.delta.log.commit import ATTEMPTS, Change, put, try_commit
-from walmere.sinks.delta.log.history import commit_info
+from walmere.sinks.delta.log.history import commit_info, with_size
 from walmere.sinks.delta.log.names import LOG
 from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.log.schema import delta_schema, require_different_names
 from walmere.sinks.delta.tables import DeltaTables, owner_of
+from walmere.sinks.table_size import TableSize
 
 
 def create(tables: DeltaTables, table: TableName, schema: pa.Schema) -> int:
@@ -67,7 +68,7 @@ def _first_commit(tables: DeltaTables, table: TableName, schema: pa.Schema) -> l
         "createdTime": time.time_ns() // 1_000_000,
     }
     return [
-        commit_info("CREATE TABLE", {}, {}, {"tidy": "true"}),
+        with_size(commit_info("CREATE TABLE", {}, {}, {"tidy": "true"}), TableSize(0, 0, 0)),
         {"protocol": actions.new_protocol(schema, vectors=tables.deletion_vectors)},
         {"metaData": metadata},
     ]

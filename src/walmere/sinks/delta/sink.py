@@ -13,6 +13,7 @@
     log/actions       the actions of a commit, by the rules of Delta's protocol; `schema` has the columns
     log/commit        the compare-and-set commit with the LSN in it
     log/history       what the table's history says about a commit
+    log/recorded_size how large a table is, by its newest commit
     log/others        commits of other programs that have changed rows
     log/retention     keeps the log long enough
     files/data_file   the data files of a version, and their rows; `parquet` writes and reads them
@@ -238,10 +239,9 @@ class DeltaSink(DeltaTables):
         found = self.newest(table)
         if found is None:
             return None
-        files = found.files
-        rows = count(self.directory(table), files)
-        size, deleted = sum(file.size for file in files), sum(file.deleted for file in files)
-        return Extent(found.version, len(files), size, rows, deleted, found.written)
+        rows = count(self.directory(table), found.files)
+        size = found.size
+        return Extent(size.files, size.bytes, size.deleted, found.version, rows, found.written)
 
     def plan_upkeep(self, table: TableName, identity: Identity | None, limits: Upkeep) -> list[maintenance.Work]:
         """What to rewrite now, each in a task."""

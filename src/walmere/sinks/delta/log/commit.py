@@ -144,7 +144,7 @@ def _actions(
         rows = DataFile.from_action(found.adds[path]).rows(tables.directory(table))
         lines.append(actions.mark(found.adds[path], vector, rows, data_change=data_change))
     lines += [actions.add(file, change.marked.get(file.path), now, data_change=data_change) for file in change.added]
-    return lines
+    return [history.with_size(lines[0], found.then(found.version + 1, lines).size), *lines[1:]]
 
 
 def _commit_info(

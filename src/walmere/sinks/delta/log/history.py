@@ -9,7 +9,7 @@
 | `OPTIMIZE` | | files and bytes removed and added, deleted rows purged |
 
 Spark's DESCRIBE HISTORY shows parameters and metrics, but not the keys that are Walmere's own (`MARK`). By these,
-`log` recognises Walmere's commits.
+`others` recognises Walmere's commits, and `recorded_size` knows how large the table is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
+from walmere.sinks.delta.log import recorded_size
 from walmere.sinks.delta.log.names import MARK
+from walmere.sinks.table_size import TableSize
 from walmere.version import __version__
 
 ENGINE: Final = f"walmere/{__version__}"
@@ -48,6 +50,15 @@ def commit_info(
             "operationMetrics": {name: str(value) for name, value in metrics.items()},
             "engineInfo": ENGINE,
             "txnId": str(uuid.uuid4()),  # no two commits are equal: see `walmere.object_store.base`
-            **{f"{MARK}{name}": value for name, value in marks.items()},
+            **_own(marks),
         }
     }
+
+
+def with_size(info: Mapping[str, Any], size: TableSize) -> dict[str, Any]:
+    """The action, with the size of the table after the commit."""
+    return {"commitInfo": {**info["commitInfo"], **_own(recorded_size.marks(size))}}
+
+
+def _own(marks: Mapping[str, str]) -> dict[str, str]:
+    return {f"{MARK}{name}": value for name, value in marks.items()}

@@ -30,6 +30,7 @@ from walmere.directory import Directory, Stamp
 from walmere.errors import SinkMismatch
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.log.names import COMMIT, LOG, NUMBERED, log_file
+from walmere.sinks.table_size import TableSize
 
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet\Z")
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
@@ -56,6 +57,8 @@ class TableVersion:
     adds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the `add` actions of its files, by path
     written: int = 0  # bytes of files and vectors in the commits that were replayed, without a checkpoint
     vector_bytes: Mapping[str, int] = field(default_factory=dict)  # by path: of all vectors that the file has had
+    file_bytes: int = 0  # of its files
+    deleted_rows: int = 0  # that are still in files
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -79,6 +82,11 @@ class TableVersion:
         return [DataFile.from_action(add) for add in self.adds.values()]
 
     @property
+    def size(self) -> TableSize:
+        """How large it is."""
+        return TableSize(len(self.adds), self.file_bytes, self.deleted_rows)
+
+    @property
     def features(self) -> frozenset[str]:
         """The features that the protocol names."""
         both = (self.protocol.get("readerFeatures") or [], self.protocol.get("writerFeatures") or [])
@@ -88,13 +96,16 @@ class TableVersion:
         """The table after the actions of the next commit."""
         protocol, metadata = self.protocol, self.metadata
         transactions, adds, written = dict(self.transactions), dict(self.adds), self.written
-        vector_bytes = dict(self.vector_bytes)
+        vector_bytes, size, deleted = dict(self.vector_bytes), self.file_bytes, self.deleted_rows
         for action in actions:
             for kind, content in action.items():
                 match kind:
                     case "add":
                         path, vector = content["path"], content.get("deletionVector")
+                        if (replaced := adds.get(path)) is not None:
+                            size, deleted = size - replaced["size"], deleted - _deleted(replaced)
                         adds[path] = content
+                        size, deleted = size + content["size"], deleted + _deleted(content)
                         if vector is not None:
                             vector_bytes[path] = vector_bytes.get(path, 0) + vector["sizeInBytes"]
                             written += vector["sizeInBytes"]
@@ -104,6 +115,7 @@ class TableVersion:
                         found = adds.get(content["path"])
                         if found is not None and _vector_id(found) == _vector_id(content):
                             del adds[content["path"]]
+                            size, deleted = size - found["size"], deleted - _deleted(found)
                     case "protocol":
                         protocol = content
                     case "metaData":
@@ -111,7 +123,13 @@ class TableVersion:
                     case "txn":
                         transactions[content["appId"]] = content["version"]
         vector_bytes = {path: size for path, size in vector_bytes.items() if path in adds}
-        return TableVersion(version, protocol, metadata, transactions, adds, written, vector_bytes)
+        return TableVersion(version, protocol, metadata, transactions, adds, written, vector_bytes, size, deleted)
+
+
+def _deleted(add: Mapping[str, Any]) -> int:
+    """How many rows its vector marks."""
+    vector = add.get("deletionVector")
+    return 0 if vector is None else int(vector["cardinality"])
 
 
 def _vector_id(action: Mapping[str, Any]) -> tuple[Any, ...] | None:
