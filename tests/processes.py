@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -59,6 +61,7 @@ class Here:
         self._monkeypatch.setattr(sys, "argv", ["walmere", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
+        atexit.unregister(gc.freeze)  # for a process that ends with its command
         out, err = self._capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return ended.value.code, out, err

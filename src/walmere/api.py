@@ -13,6 +13,7 @@ do. `stop` ends `run` and `receive` from another thread or a signal handler. Spa
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -131,15 +132,18 @@ class Subscription:
         return self.config.target is not None and not is_local(master_of(self.config.spark.master))
 
     def _sink(self) -> Sink | None:
+        return None if self.config.target is None else self._open_sink()
+
+    def _open_sink(self) -> Sink:
         from walmere.subscription.target.sink import sink_of
 
-        return None if self.config.target is None else sink_of(self.config, self.file)
+        return sink_of(self.config, self.file)
 
     def status(self) -> dict[str, Any]:
         """Positions of the source and of the subscription, lag, and the state of the tables."""
         from walmere.subscription.status import status
 
-        return status(self.config, self._sink())
+        return status(self.config, self._open_sink)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Callable[[], dict[str, Any]]]:
@@ -147,9 +151,9 @@ class Subscription:
         from walmere.subscription.source_status import SourceReader
         from walmere.subscription.status import status
 
-        sink = self._sink()
+        open_sink = functools.cache(self._open_sink)
         with closing(SourceReader(self.config)) as reader:
-            yield lambda: status(self.config, sink, reader)
+            yield lambda: status(self.config, open_sink, reader)
 
     def source_position(self) -> Lsn:
         """The end of the source's WAL: everything that is committed now is before it."""

@@ -44,7 +44,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+    # defer_build: a section is built as a part of `Config`, and not once more by itself
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, defer_build=True)
 
 
 def _path(value: object) -> object:
@@ -323,7 +324,7 @@ class Storage(_Section):
 class Spark(BaseModel):
     """`master`, and any Spark setting under its own name."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, hide_input_in_errors=True, defer_build=True)
 
     master: str | None = None
     """Where tasks run: `local[N]`, `spark://…`, `yarn` or `k8s://…` (client mode). Not set: what `spark-submit` says,

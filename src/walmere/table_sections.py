@@ -29,7 +29,7 @@ HASH, NULL, REDACT = "hash", "null", "redact"
 _DROP: Final = "drop"
 _FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z")
 _PATTERN: Final = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)\Z')
-_CONFIG: Final = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+_CONFIG: Final = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, defer_build=True)
 _DECIMAL: Final = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)\Z")
 _MAX_DIGITS: Final = 38
 PLAIN_TYPES: Final = frozenset(

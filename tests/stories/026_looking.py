@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -16,10 +18,26 @@ from conftest import Database
 from mirror import Mirror
 from processes import Here, eventually
 from receiving import receive_all
+from walmere import Subscription
+from walmere.names import TableName
+from walmere.sinks.base import Upkeep
+from walmere.sinks.delta.sink import DeltaSink
 from walmere.subscription.requests.cuts import Cut
 from walmere.subscription.state import copy_again
 from walmere.subscription.status import status
+from walmere.subscription.target import target_status
 from walmere.verify import point, proof
+
+HEAVY = {"numpy", "pyarrow", "deltalake", "pyspark", "obstore", "psycopg2", "rich"}
+"""What `walmere status --json` of a local subscription does not import: it would take longer than all the rest."""
+MODULES_AT_THE_END = """
+import sys
+from walmere.cli import main
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
 
 
 @pytest.fixture
@@ -92,7 +110,31 @@ def test_the_lag_is_the_age_of_the_oldest_commit_that_is_not_applied(mirror: Mir
             assert state["receiver"]["lag_seconds"] < 1
 
 
-def test_a_table_that_waits_for_a_new_copy_is_behind_whatever_the_others_have_applied(mirror: Mirror) -> None:
+def deleted_rows_by_quick_status(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """By table, from `walmere status` in a process of its own, which must not import Arrow, and must be right."""
+    command = [sys.executable, "-c", MODULES_AT_THE_END, "status", "-c", str(mirror.file), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stderr.split())
+    found = sizes(json.loads(done.stdout))
+    assert found == sizes(by_replay(mirror, monkeypatch))
+    return {each["name"]: each["deleted_rows"] for each in found["tables"]}
+
+
+def sizes(state: dict[str, Any]) -> dict[str, Any]:
+    keys = ("name", "files", "bytes", "deleted_rows")
+    return {"disk": state["disk"], "tables": [{key: each[key] for key in keys} for each in state["tables"]]}
+
+
+def by_replay(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The status if no commit says how large a table is."""
+    with monkeypatch.context() as patch:
+        patch.setattr(target_status, "_recorded", lambda *_: {})
+        return Subscription(mirror.file).status()
+
+
+def test_a_table_that_waits_for_a_new_copy_is_behind_whatever_the_others_have_applied(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mirror.run_once()
     receive_all(mirror.database, mirror.config)
     tables = mirror.tables()
@@ -101,9 +143,16 @@ def test_a_table_that_waits_for_a_new_copy_is_behind_whatever_the_others_have_ap
     state = status(mirror.config)
     assert (state["behind"], state["caught_up"]) == (["public.u"], False)
     assert lags(state) == {"quiet": 0.0, "t": 0.0, "u": None}
-    mirror.database.execute("INSERT INTO u VALUES (1)")
+    mirror.database.execute("INSERT INTO u VALUES (1)", "DELETE FROM t WHERE id < 50")
+    mirror.set("maintenance", deleted_share=1.0)  # not purged by this run
     mirror.run_once()
     assert status(mirror.config)["behind"] == []
+    assert deleted_rows_by_quick_status(mirror, monkeypatch) == {"public.quiet": 0, "public.t": 49, "public.u": 0}
+    DeltaSink(str(tmp_path / "lake")).optimize(TableName("public", "t"), limits=Upkeep(deleted_share=0))
+    assert deleted_rows_by_quick_status(mirror, monkeypatch) == {"public.quiet": 0, "public.t": 0, "public.u": 0}
+    mirror.delta("t").alter.set_table_properties({"delta.appendOnly": "false"})
+    state = Subscription(mirror.file).status()
+    assert sizes(state) == sizes(by_replay(mirror, monkeypatch)), "the newest commit is another program's"
     mirror.assert_equal("t", "u", "quiet")
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import walmere
-from walmere.cli import failures
+from walmere.cli import failures, output
+from walmere.cli.garbage import without_garbage_collection
 from walmere.cli.options import DEFAULT, AsJson, ConfigFile, lsn
 from walmere.cli.signals import end_as_by_ctrl_c, silent_when_closed
 from walmere.errors import NotCompared
@@ -21,18 +22,22 @@ def status(
     json: AsJson = False,
 ) -> None:
     """Show slot, positions, lag and tables. Exits with 1 if the source does not answer."""
-    from walmere.cli import status_view
-
-    subscription = walmere.Subscription(config)
     if watch:
         from walmere.cli import watching
 
+        subscription = walmere.Subscription(config)
         end_as_by_ctrl_c()
         with contextlib.suppress(KeyboardInterrupt), silent_when_closed():
             watching.watch(subscription, as_json=json)
         return
-    state = subscription.status()
-    status_view.status(state, as_json=json)
+    with without_garbage_collection():
+        state = walmere.Subscription(config).status()
+        if json:
+            output.print_json(state)
+        else:
+            from walmere.cli import status_view
+
+            status_view.status(state)
     if state["error"] is not None:
         raise typer.Exit(failures.FAILED)
 

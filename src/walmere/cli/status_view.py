@@ -10,7 +10,6 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from walmere.cli.output import print_json
 from walmere.cli.rate import Speeds
 from walmere.cli.units import rows as row_count
 from walmere.cli.units import size, span
@@ -19,13 +18,10 @@ from walmere.subscription.state import Phase
 State = Mapping[str, Any]
 
 
-def status(state: State, *, as_json: bool) -> None:
-    """Print the output of `status`."""
-    if as_json:
-        print_json(state)
-        return
+def status(state: State) -> None:
+    """Print the output of `status`, for people."""
     # in a file or a pipe, a table need not fit into a terminal
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+    console = Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
     for each in lines(state):
         console.print(each)
 

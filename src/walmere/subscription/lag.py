@@ -1,8 +1,8 @@
 """How far tables are behind the change log: for each, the oldest commit that is in the log and not in the table.
 
 A commit counts for a table if it changed that table and is after the table's position. The manifest says which records
-have such changes. Only the first of them is opened: it may span minutes, and the commit is somewhere in it. Heartbeats,
-positions and changes of tables that are not mirrored do not count.
+have such changes. Only the first of them is opened, if it has more than one transaction: it may span minutes, and the
+commit is somewhere in it. Heartbeats, positions and changes of tables that are not mirrored do not count.
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from walmere.changelog.plan import messages, references
 from walmere.changelog.records import Transaction, Transactions
 from walmere.changelog.search import ManifestSearch
 from walmere.lsn import Lsn
@@ -42,7 +38,7 @@ def oldest_missing(changelog: Path, log: ManifestSearch, tables: Iterable[TableS
         present = {block.relation for segment in record.segments for block in segment.blocks}
         for name, (each, position) in list(pending.items()):
             wanted = present.intersection(each.relations)
-            if not wanted:
+            if not wanted or record.commit_lsn < position:
                 continue
             message_blocks += 0 in wanted
             commit_time = _first_commit(changelog, record, wanted, position)
@@ -57,13 +53,9 @@ def _first_commit(
     changelog: Path, record: Transactions | Transaction, relations: set[int], position: Lsn
 ) -> int | None:
     """The time of the first commit after a position that changed one of the relations; None: there is none."""
-    oldest: int | None = None
-    refs = [ref for ref, _ in references(record, lambda relation: position if relation in relations else None, None)]
-    for ref, batch in messages(changelog, refs):
-        times = batch.column("commit_time").cast(pa.int64())
-        if 0 in relations:  # of this relation, only logical messages become rows
-            times = times.filter(pc.equal(batch.column("kind"), "M"))
-        first = ref.commit_time if ref.commit_time is not None and len(times) else pc.min(times).as_py()
-        if first is not None:
-            oldest = first if oldest is None else min(oldest, first)
-    return oldest
+    if isinstance(record, Transactions) and record.count == 1 and 0 not in relations:
+        return record.commit_time
+    # to open blocks needs Arrow, which takes longer to import than all the rest of `walmere status`
+    from walmere.changelog.first_commit import first_commit  # noqa: PLC0415
+
+    return first_commit(changelog, record, relations, position)

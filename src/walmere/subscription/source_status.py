@@ -15,7 +15,7 @@ from walmere.publisher.catalog import PublishedTable
 from walmere.publisher.connect import Connection, connect, translate_errors
 from walmere.publisher.copy_progress import estimated_rows
 from walmere.publisher.slot import Slot
-from walmere.shaping.rules import TableRules
+from walmere.shaping.table_choice import TableChoice
 
 CATCH_UP_TIMEOUT: Final = 0.25
 """A running receiver is not behind if it reaches the source's position within this many seconds."""
@@ -71,8 +71,8 @@ class SourceReader:
         target = self._config.target
         gather = target is not None and target.gather_partitions
         published = catalog.published_tables(connection, self._config.source.publications, gather)
-        rules = TableRules.of(self._config)
-        found.published = [each for each in published if rules.includes(TableName(each.schema, each.name))]
+        choice = TableChoice(self._config.table)
+        found.published = [each for each in published if choice.includes(TableName(each.schema, each.name))]
         relations = [oid for each in found.published for oid in (each.oid, *(leaf for leaf, _ in each.leaves))]
         found.locked = catalog.locked_tables(connection, relations)
         found.estimated = estimated_rows(connection, found.published)

@@ -7,43 +7,38 @@ position, and no table lacks changes of the log, then everything that was commit
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 from walmere import paths
 from walmere.changelog import manifest_file
 from walmere.changelog.search import ManifestSearch
 from walmere.changelog.segment_entry import segment_bytes_in
 from walmere.config import Config
-from walmere.errors import ChangeLogError, SinkError, StoreError
+from walmere.errors import ChangeLogError, StoreError
 from walmere.lsn import Lsn
 from walmere.names import TableName
-from walmere.object_store import is_url
 from walmere.publisher.slot import Slot
-from walmere.shaping.rules import TableRules
-from walmere.sinks.base import Extent, Sink
-from walmere.sinks.delta.sink import DeltaSink
-from walmere.sinks.postgres.sink import PostgresSink
+from walmere.shaping.table_choice import TableChoice
+from walmere.sinks.table_size import TableSize
 from walmere.storage import Lock
 from walmere.subscription import copy_progress
 from walmere.subscription.copy_progress import CopyProgress
 from walmere.subscription.lag import Missing, oldest_missing
 from walmere.subscription.progress import TARGET, SinkPositions
 from walmere.subscription.requests import pausing
-from walmere.subscription.shared.state import refresh_state
-from walmere.subscription.shared.store import describe, is_paused, refresh_log
 from walmere.subscription.source_status import SourceReader, SourceStatus
 from walmere.subscription.state import TableState, to_json, waiting_for_copy
 from walmere.subscription.tables import Tables
 from walmere.subscription.target.pace import next_batch
+from walmere.subscription.target.target_status import TargetStatus, read_target
 from walmere.subscription.target.upkeep_record import read_status
 
-_REQUESTS: Final = 8
-"""Tables that are read from an object store at the same time."""
+if TYPE_CHECKING:
+    from walmere.sinks.base import Sink
 
 
 @dataclass(slots=True)
@@ -57,10 +52,13 @@ class _Log:
     error: str | None = None
 
 
-def status(config: Config, sink: Sink | None = None, reader: SourceReader | None = None) -> dict[str, Any]:
+def status(
+    config: Config, open_sink: Callable[[], Sink] | None = None, reader: SourceReader | None = None
+) -> dict[str, Any]:
     """The status as JSON values. If the source does not answer, its values are null, and `error` has the reason.
 
-    `sink`: the target, to show how large its tables are. `reader`: of a caller that asks again and again.
+    `open_sink`: to show how large the tables of the target are, if their newest commits do not say it; None: do not
+    look at the target. `reader`: of a caller that asks again and again.
     """
     store, paused, store_error = _read_store(config)
     source = _read_source(config, reader)
@@ -68,8 +66,7 @@ def status(config: Config, sink: Sink | None = None, reader: SourceReader | None
     positions = SinkPositions(config.subscription.directory).positions()
     applied = positions.pop(TARGET, None)
     receiver = _receiver(config, source, log)
-    conflicts = _conflicts(sink)
-    extents, lake_error = _extents(tables, sink)
+    target = TargetStatus() if open_sink is None else read_target(config, tables, open_sink)
     copies = _copies(config)
     upkeep, next_at = read_status(config.subscription.directory), next_batch(config.subscription.directory)
     # without a target nothing is applied, and no table can be behind
@@ -92,18 +89,18 @@ def status(config: Config, sink: Sink | None = None, reader: SourceReader | None
         "tables": [
             {
                 **_table(each, source, log, reached, copies.get(each.oid)),
-                **_extent(each, extents.get(each.name), upkeep),
-                "conflicts": conflicts.get(each.name, 0),
+                **_size(each, target.sizes.get(each.name), upkeep),
+                "conflicts": target.conflicts.get(each.name, 0),
             }
             for each in tables
         ],
-        "disk": {"log_bytes": _log_bytes(config, running=receiver["running"]), "lake_bytes": _lake_bytes(extents)},
+        "disk": {"log_bytes": _log_bytes(config, running=receiver["running"]), "lake_bytes": _lake_bytes(target.sizes)},
         # without deletion vectors: batches wait if they would rewrite too many bytes
         "next_batch": None if next_at is None else _time(next_at),
         # the log is kept for these, too
         "queries": [{"name": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in positions.items()],
         "store": store,
-        "error": source.error or store_error or log.error or lake_error,
+        "error": source.error or store_error or log.error or target.error,
     }
 
 
@@ -128,6 +125,11 @@ def _read_source(config: Config, reader: SourceReader | None) -> SourceStatus:
 
 def _read_store(config: Config) -> tuple[dict[str, Any] | None, bool, str | None]:
     """What the store says, whether it is paused, and an error. Brings the local copies of log and state up to date."""
+    if config.subscription.store is None:
+        return None, pausing.is_paused(config.subscription.directory), None
+    from walmere.subscription.shared.state import refresh_state  # noqa: PLC0415  only with a store
+    from walmere.subscription.shared.store import describe, is_paused, refresh_log  # noqa: PLC0415
+
     try:
         refresh_log(config)
         refresh_state(config)
@@ -160,10 +162,10 @@ def _tables(config: Config, source: SourceStatus) -> list[TableState]:
     if source.published is None:
         return list(known)
     shown = {table.oid for table in source.published}
-    rules = TableRules.of(config)
+    choice = TableChoice(config.table)
     names = [TableName(table.schema, table.name) for table in source.published]
     states = [
-        known.get(table.oid) or waiting_for_copy(rules.target(name), name, table.oid)
+        known.get(table.oid) or waiting_for_copy(choice.target(name), name, table.oid)
         for name, table in zip(names, source.published, strict=True)
     ]
     return states + [each for each in known if not each.published or each.oid not in shown]
@@ -217,9 +219,9 @@ def _log_bytes(config: Config, *, running: bool) -> int:
     return counted if isinstance(counted, int) else segment_bytes_in(config.changelog)
 
 
-def _lake_bytes(extents: Mapping[str, Extent | None]) -> int | None:
+def _lake_bytes(sizes: Mapping[str, TableSize | None]) -> int | None:
     """The size of the tables of a lake: of the files of their newest versions. None: not known."""
-    known = [each.bytes for each in extents.values() if each is not None]
+    known = [each.bytes for each in sizes.values() if each is not None]
     return sum(known) if known else None
 
 
@@ -246,28 +248,7 @@ def _table(
     }
 
 
-def _extents(tables: Sequence[TableState], sink: Sink | None) -> tuple[dict[str, Extent | None], str | None]:
-    """How large each table of the target is; and why an object store cannot say it."""
-    failed: list[str] = []
-
-    def extent(table: TableState) -> Extent | None:
-        if sink is None or failed:  # a store that does not answer is asked once: each question may take a minute
-            return None
-        try:
-            return sink.extent(table.table)
-        except SinkError:
-            return None
-        except StoreError as error:
-            failed.append(f"{error.doing}: {error.wrong}")
-            return None
-
-    in_store = isinstance(sink, DeltaSink) and is_url(sink.path)
-    with ThreadPoolExecutor(_REQUESTS if in_store else 1) as pool:
-        found = dict(zip((each.name for each in tables), pool.map(extent, tables), strict=True))
-    return found, failed[0] if failed else None
-
-
-def _extent(table: TableState, found: Extent | None, upkeep: Mapping[str, Any]) -> dict[str, Any]:
+def _size(table: TableState, found: TableSize | None, upkeep: Mapping[str, Any]) -> dict[str, Any]:
     """How large the target's table is, and what upkeep does with it."""
     known = upkeep.get(table.name, {})
     return {
@@ -277,16 +258,6 @@ def _extent(table: TableState, found: Extent | None, upkeep: Mapping[str, Any]) 
         "written_bytes_per_hour": known.get("written_bytes_per_hour"),
         "upkeep_waits_for": known.get("upkeep_waits_for"),
     }
-
-
-def _conflicts(sink: Sink | None) -> Mapping[str, int]:
-    """By table, how many changes met a conflict. A lake has none."""
-    if not isinstance(sink, PostgresSink):
-        return {}
-    try:
-        return sink.conflicts()
-    except SinkError:
-        return {}
 
 
 def _locked(table: TableState, source: SourceStatus) -> str | None:
