@@ -1,4 +1,5 @@
-"""The time of a start: `walmere run --once` with nothing to do, and a program up to its first batch of format pgoutput.
+"""The time of a start: `walmere status`, `walmere run --once` with nothing to do, and a program up to its first batch
+of format `pgoutput`.
 
 Run it with `python -m bench.start_up [--rounds 5]` on a quiet machine. It also prints what the seconds of one more run
 were spent on: that run is timed from inside.
@@ -24,6 +25,8 @@ from bench.side_by_side import Report
 from bench.source import Source, options, scratch_config, source
 
 BAR = 7.0
+STATUS_BAR = 0.4
+"""CPU seconds."""
 TABLES = 5
 
 FIRST_BATCH = """
@@ -52,8 +55,11 @@ print(json.dumps([[name, at - before] for (name, at), before in zip(marks, [bega
 
 
 def walmere(file: Path) -> None:
-    command = [sys.executable, "-m", "walmere", "run", "-c", str(file), "--once"]
-    subprocess.run(command, check=True, capture_output=True)
+    python("-m", "walmere", "run", "-c", str(file), "--once")
+
+
+def python(*arguments: str) -> None:
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
 
 def measured(work: Callable[[], object]) -> tuple[float, float]:
@@ -76,6 +82,24 @@ def prepare(of: Source, directory: Path) -> Path:
         of.sql.execute(f"INSERT INTO t{number} SELECT i, md5(i::text) FROM generate_series(1, 1000) i".encode())
     walmere(file)
     return file
+
+
+def short_commands(report: Report, file: Path, rounds: int) -> None:
+    """The CPU time of commands that end at once, in turn: the load of the machine affects all of them."""
+    commands = {
+        "python -c pass": ["-c", "pass"],
+        "walmere --help": ["-m", "walmere", "--help"],
+        "walmere status --json": ["-m", "walmere", "status", "-c", str(file), "--json"],
+        "walmere status": ["-m", "walmere", "status", "-c", str(file)],
+    }
+    runs: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, arguments in commands.items():
+            runs[name].append(measured(functools.partial(python, *arguments))[1])
+    for name, cpu in runs.items():
+        found = f"{statistics.median(cpu):.2f} CPU s (least {min(cpu):.2f})"
+        met = statistics.median(cpu) <= STATUS_BAR
+        report.value(name, found, f"≤ {STATUS_BAR} s", met, cpu_seconds=[round(each, 3) for each in cpu])
 
 
 class Clock:
@@ -176,6 +200,7 @@ def main() -> None:
     with source(given.server) as of, tempfile.TemporaryDirectory() as scratch:
         file = prepare(of, Path(scratch))
         report.facts["load"] = [round(each, 1) for each in os.getloadavg()]
+        short_commands(report, file, 2 * given.rounds + 1)
         runs = [measured(lambda: walmere(file)) for _ in range(given.rounds)]
         name = "walmere run --once with nothing to do"
         median = statistics.median(took for took, _ in runs)
