@@ -65,6 +65,7 @@ def test_a_run_with_nothing_to_do_starts_the_receiver_and_no_spark(database18: D
     database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
     mirror = Mirror(database18, tmp_path)
     mirror.run_once()
+    database18.execute("CREATE TABLE not_published ()")  # the run ends when the receiver has passed its WAL
     noted = Noted(tmp_path)
     noted.run("run", "-c", mirror.file, "--once", SPARK_HOME=str(tmp_path / "nowhere"))  # it cannot start Spark
     assert noted.commands() == ["walmere run", "walmere receive"]
