@@ -355,6 +355,25 @@ def test_what_the_writer_before_has_put_last_is_adopted(store: ObjectStore, tmp_
     assert read(tmp_path / "b") == [["1"]]
 
 
+def test_retention_of_the_writer_before_during_a_take_over_loses_nothing(store: ObjectStore, tmp_path: Path) -> None:
+    """It deletes objects that the next writer has not read yet. Then their numbers are free, and must not be used."""
+    source = Walsender()
+    before, before_assembly = begin_stored_log(store, tmp_path / "a")
+    cache = open_cache(store, tmp_path / "b")
+    for number in range(1, 4):
+        before_assembly.feed(source.inserts(number))
+        before.flush()
+    retention.submit(before, source.lsn, -1)
+    before.flush()
+    before_assembly.feed(source.inserts(4))
+    before.flush()
+    uploader = upload.Uploader(cache, Claim(store, cache.head.generation), seconds=1, max_bytes=1)
+    assert uploader.durable == before.durable == source.lsn
+    uploader.close()
+    before.close()
+    assert read(tmp_path / "b") == elsewhere(store, tmp_path / "c") == [["4"]]
+
+
 def test_a_put_that_overtakes_the_fence_is_void(store: ObjectStore, proxy: S3Proxy, tmp_path: Path) -> None:
     """Of three puts under way, the first is late, and meets the fence; the others were there before it."""
     source = Walsender()

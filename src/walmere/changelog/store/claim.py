@@ -4,7 +4,8 @@ Numbers are used once, because objects are put with *create*. A writer has at mo
 the next one when the oldest of them is acknowledged. So a writer that was only believed to be dead can still put the
 next `WINDOW` numbers, and no others. A new writer
 
-    1. raises the epoch in `head`;
+    1. raises the epoch in `head`, and reads the log again if `head` has another manifest than it has read: the writer
+       before may delete the objects before that manifest, and then their numbers are free;
     2. puts an empty object at the next number. If the number is taken by a lower epoch, that object belongs to the log,
        and the next number is tried. If it is taken by a higher epoch, this writer has lost;
     3. puts empty objects at the `WINDOW - 1` numbers after that. If one of them is taken by a lower epoch, that object

@@ -82,6 +82,8 @@ class Uploader(Flusher):
         self, cache: Cache, claim: Claim, *, seconds: float, max_bytes: int, cache_bytes: int = 1 << 30
     ) -> None:
         """The cache is filled. Fences off the writers before, and adopts what they have put last."""
+        if cache.head.manifest != claim.head.manifest:  # published since: its writer may delete the objects before it
+            cache.fill()
         self.directory = cache.directory
         self._cache_bytes = cache_bytes
         self._cached = deque(_cached(cache.directory))
