@@ -169,6 +169,11 @@ def test_a_lake_in_an_object_store_is_all_that_one_on_a_disk_is(
     sink, table = sink_of(mirror, keep_seconds=0.0), TableName("public", "t")
     files = len(sink.directory(table).files(""))
     sink.vacuum(table)
+    assert len(lake.at(copied).arrow("t")) == 3000  # a point that must be readable
+    mirror.set("target", keep_seconds=0)
+    database.execute("UPDATE t SET n = 4 WHERE id = 5")
+    mirror.run_once()
+    sink.vacuum(table)
     assert len(sink.directory(table).files("")) < files
     assert_verified(mirror)
     assert_no_secret(tmp_path, bucket)
