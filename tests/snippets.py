@@ -297,7 +297,8 @@ class Reader:
             if not any("walmere run" in script for _, _, script in self._background):
                 return bool(now.get("durable_lsn")) and Lsn.parse(now["source_lsn"]) <= Lsn.parse(now["durable_lsn"])
             ready = {table["phase"] for table in now.get("tables", ()) if table["published"]}
-            return bool(now.get("caught_up")) and ready == {"r"}
+            started = now.get("receiver", {}).get("running")  # an earlier run may have caught up
+            return bool(started and now.get("caught_up")) and ready == {"r"}
 
         eventually(caught_up, _SECONDS, lambda: "\n".join(log.read_text() for _, log, _ in self._background), every=0.5)
 
