@@ -14,6 +14,7 @@ import pytest
 
 from object_stores import ENVIRONMENT, Bucket, S3Server
 from processes import Here
+from s3_proxy import S3Proxy
 from servers import BINARIES, remove_servers, server_of
 from walmere.config import Config, Source, SubscriptionSettings
 from walmere.testing.server import LOGICAL, Server
@@ -128,6 +129,13 @@ def s3_server() -> Iterator[S3Server]:
 def bucket(s3_server: S3Server) -> Bucket:
     """A new bucket on an S3 server. Its credentials are in the environment."""
     return s3_server.bucket()
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[S3Proxy]:
+    """A bucket whose requests can be delayed, refused or lost."""
+    with S3Proxy(bucket) as made:
+        yield made
 
 
 class Database:

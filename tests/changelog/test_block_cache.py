@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from changelog.stored import begin_stored_log, open_cache
 from changelog.walsender import T, Walsender
-from object_stores import Bucket
 from s3_proxy import S3Proxy
 from walmere.changelog.plan import BlockRef, Planner, messages
 from walmere.changelog.store import block_cache
@@ -20,12 +18,6 @@ from walmere.local_cache import VARIABLE
 from walmere.object_store import open_store
 
 COUNT = 20
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[S3Proxy]:
-    with S3Proxy(bucket) as proxy:
-        yield proxy
 
 
 @pytest.fixture

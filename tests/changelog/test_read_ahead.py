@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from changelog.stored import begin_stored_log, open_cache
 from changelog.walsender import T, Walsender
-from object_stores import Bucket
 from s3_proxy import Asked, S3Proxy
 from walmere.changelog.plan import Planner, messages
 from walmere.changelog.store.log_store import store_of
@@ -19,12 +17,6 @@ from walmere.errors import ChangeLogDamaged
 from walmere.object_store import open_store
 
 COUNT = 24
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[S3Proxy]:
-    with S3Proxy(bucket) as proxy:
-        yield proxy
 
 
 @pytest.fixture

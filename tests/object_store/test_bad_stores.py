@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from object_stores import Bucket
 from s3_proxy import AnswerLate, Asked, LoseAnswer, Refuse, S3Proxy
 from walmere.errors import StoreUnavailable, StoreUnsuitable
 from walmere.object_store import ObjectStore, open_store
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[S3Proxy]:
-    with S3Proxy(bucket) as made:
-        yield made
 
 
 def store_of(proxy: S3Proxy, **options: str) -> ObjectStore:

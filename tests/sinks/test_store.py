@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +25,6 @@ from walmere.sinks.delta.sink import DeltaSink
 TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 BY_ID = Identity("d", ("id",))
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[S3Proxy]:
-    with S3Proxy(bucket) as made:
-        yield made
 
 
 class Requests:

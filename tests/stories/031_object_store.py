@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,6 @@ from walmere.spark.session import session
 from workload import MixedLoad
 
 SECRET = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[S3Proxy]:
-    with S3Proxy(bucket) as made:
-        yield made
 
 
 class Faulty:

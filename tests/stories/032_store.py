@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,12 +57,6 @@ def end_in_store(bucket: Bucket, directory: Path) -> Lsn:
     """Where the log in the store ends, as a machine with an empty directory reads it."""
     shutil.rmtree(directory, ignore_errors=True)
     return open_cache(open_store(f"{bucket.url}/walmere/shop", bucket.options), directory).end_lsn
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[S3Proxy]:
-    with S3Proxy(bucket) as proxy:
-        yield proxy
 
 
 # Receiving

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from changelog.stored import open_cache
-from object_stores import Bucket
 from s3_proxy import Asked, S3Proxy, lose_every
 from walmere.errors import ChangeLogDamaged, NotMirrored, TakenOver
 from walmere.ledger.entry import Entry
@@ -26,12 +25,6 @@ from walmere.subscription.state import Phase, TableState, applied
 from walmere.subscription.tables import Tables
 
 ORDERS = TableName("public", "orders")
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[S3Proxy]:
-    with S3Proxy(bucket) as proxy:
-        yield proxy
 
 
 @pytest.fixture
