@@ -114,7 +114,8 @@ def test_copy_and_stream_mask_in_the_same_way(masked: Mirror) -> None:
         "UPDATE accounts SET email = 'b1' WHERE email = 'a1'",
         "UPDATE accounts SET at = 'infinity' WHERE email = 'a2'",
         "DELETE FROM accounts WHERE email = 'a3'",
-        "INSERT INTO spans (span) VALUES ('infinity'), (NULL), ('178956970 years 7 mons'), ('-2562047788:00:54.7')",
+        "INSERT INTO spans (span) VALUES (NULL), ('178956970 years 7 mons')",
+        *(["INSERT INTO spans (span) VALUES ('infinity'), ('-2562047788:00:54.7')"] if database.major >= 17 else []),
         "DELETE FROM visits WHERE ctid IN (SELECT ctid FROM visits WHERE email = 'a1' LIMIT 4)",
         "UPDATE visits SET page = 'out' WHERE email = 'a2' AND secret::int < 10",
         "ALTER TABLE customers ADD token text DEFAULT 'tok'",  # a section has a rule for it
