@@ -64,8 +64,8 @@ class FailsWhenStaged(DeltaSink):
             raise SinkError("staging", "the first attempt fails")
         return staged
 
-    def stage_changes(self, table: TableName, net: Net, identity: Identity) -> Found:
-        found = super().stage_changes(table, net, identity)
+    def stage_changes(self, table: TableName, net: Net, identity: Identity, after: Lsn | None = None) -> Found:
+        found = super().stage_changes(table, net, identity, after)
         if _attempt(self, "stage", table) == 0:
             raise SinkError("staging", "the first attempt fails")
         return found

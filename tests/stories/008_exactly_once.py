@@ -169,6 +169,40 @@ def test_two_tasks_that_apply_one_batch_at_once_are_one_commit(database18: Datab
     mirror.assert_equal("t")
 
 
+def test_a_shorter_batch_of_a_lost_driver_is_not_applied_after_a_batch_without_effect(
+    database18: Database, tmp_path: Path
+) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror = Mirror(database, tmp_path)
+    mirror.run_once()
+
+    def next_batch() -> ApplyJob:
+        receive_all(database, mirror.config)
+        planned: list[Any] = []
+
+        def is_planned() -> bool:
+            batches = Batches(mirror.config.subscription.directory, 1)
+            planned[:] = batches.plan(batches.latest())
+            return len(planned) == 2
+
+        eventually(is_planned)
+        assert isinstance(planned[1], ApplyJob)
+        return planned[1]
+
+    database.execute("INSERT INTO t VALUES (1)")
+    shorter = next_batch()
+    database.execute("DELETE FROM t")
+    longer = next_batch()
+    sink = DeltaSink(str(tmp_path / "lake"))
+    done = apply_table(longer, sink)
+    assert (done.changes, done.lsn, sink.applied(longer.target)) == (2, longer.end_lsn, longer.end_lsn)
+    again = apply_table(shorter, sink)
+    assert (again.changes, again.version, again.lsn) == (0, done.version, longer.end_lsn)
+    mirror.run_once()
+    mirror.assert_equal("t")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(480)
 def test_two_attempts_at_once_by_speculation_are_one_commit(database18: Database, tmp_path: Path) -> None:

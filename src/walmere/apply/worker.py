@@ -139,16 +139,20 @@ def _apply_span(
     net = fold(decoded.changes, span.identity, may_exist=job.partial)
     count = before.changes + len(decoded.changes)
     if not job.commits and not (job.part is not None and decoded.whole):
-        staged = sink.stage_changes(name, net, span.identity)
+        staged = sink.stage_changes(name, net, span.identity, after=before.lsn or INVALID_LSN)
         return replace(before, changes=count, staged=Staged(name, staged, rejects))
     end = span.end or job.end_lsn
     rejected = _commit_rejects(sink, name, [rejects], end)
-    version = sink.apply(name, net, end, span.identity, after=before.lsn or INVALID_LSN)
+    after = before.lsn or INVALID_LSN
+    if net.empty:  # its LSN is committed, so that no earlier attempt with a shorter batch is applied after it
+        version = sink.commit(name, [], end, after=after)
+    else:
+        version = sink.apply(name, net, end, span.identity, after=after)
     return replace(
         before,
         changes=count,
         version=version,
-        lsn=before.lsn if net.empty else end,
+        lsn=end,
         rejects=before.rejects if rejected is None else rejected,
     )
 

@@ -314,7 +314,7 @@ class LakeSink(Sink, Protocol):
         """Make staged files part of the table, all at once, with this LSN; with OVERWRITE, also with these columns.
 
         `after`: the LSN that the table had when the rows were chosen, 0/0 if it had none. If it has another one now,
-        SinkConflict is raised; None: it is not compared.
+        and not `lsn`, SinkConflict is raised; None: it is not compared.
         """
 
     def apply(self, table: TableName, net: Net, lsn: Lsn, identity: Identity, after: Lsn | None = None) -> int:
@@ -323,10 +323,11 @@ class LakeSink(Sink, Protocol):
         `after` is that of `commit`: the changes are those after this LSN.
         """
 
-    def stage_changes(self, table: TableName, net: Net, identity: Identity) -> Any:
+    def stage_changes(self, table: TableName, net: Net, identity: Identity, after: Lsn | None = None) -> Any:
         """Do all but the commit of `apply`, for a part of a batch, from within a task. It has no TRUNCATE.
 
         Parts of a batch have different keys. Nothing is visible until `commit_changes` gets the results of all tasks.
+        `after` is that of `commit`.
         """
 
     def commit_changes(self, table: TableName, parts: Sequence[Any], lsn: Lsn) -> int:

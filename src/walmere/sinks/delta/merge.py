@@ -38,6 +38,7 @@ class Found:
     """What a batch, or a part of one, does to a table: new files, and rows to delete by their numbers."""
 
     lsn: Lsn | None  # of the table, when the rows were found
+    schema: pa.Schema  # likewise
     staged: Sequence[StagedFile] = ()
     deleted: Mapping[str, I64] = field(default_factory=dict)  # by the path of their file
     metrics: Mapping[str, int] = field(default_factory=history.rows)
@@ -51,6 +52,8 @@ def find(
     `before` was found at an earlier version. Its new rows are used again, unless they have values of the target.
     """
     schema = version.arrow_schema
+    if before is not None and not before.schema.equals(schema):
+        raise overtaken(table)
     index = KeyIndex.of(tables.directory(table), schema, identity, tables.index_of(table))
     upserts, appends = conform(net.upserts, schema), conform(net.appends, schema)
     removed = pa.concat_tables([conform(net.deletes, index.key_schema), upserts.select(list(index.columns))])
@@ -67,7 +70,7 @@ def find(
     which = np.concatenate([np.zeros(0, np.int64), *(hit.which for hit in hits)])
     updated = len(np.unique(which[which >= len(net.deletes)]))
     metrics = history.rows(len(appends) + len(upserts) - updated, updated, int((which < len(net.deletes)).sum()))
-    return Found(tables.lsn_of(version), staged, {hit.file.path: hit.places for hit in hits}, metrics)
+    return Found(tables.lsn_of(version), schema, staged, {hit.file.path: hit.places for hit in hits}, metrics)
 
 
 def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: Sequence[Found]) -> Change:
@@ -76,7 +79,8 @@ def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: 
     for part in parts:
         for path, rows in part.deleted.items():
             deleted.setdefault(path, []).append(rows)
-    if any(part.lsn != tables.lsn_of(version) for part in parts):  # a part that another attempt has found earlier
+    found = tables.lsn_of(version), version.arrow_schema
+    if any((part.lsn, part.schema) != found for part in parts):  # a part that another attempt has found earlier
         raise overtaken(table)
     if not set(deleted) <= set(version.adds):
         doing = f"committing to the Delta table {table}"

@@ -38,7 +38,7 @@ from walmere import paths
 from walmere.directory import Directory
 from walmere.ledger.entry import Entry
 from walmere.ledger.lake import LakeLedger
-from walmere.lsn import Lsn
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.object_store import is_url, open_store
 from walmere.owner import Owner
@@ -61,7 +61,8 @@ from walmere.sinks.delta.files.data_file import count
 from walmere.sinks.delta.files.key_index import KeyIndex
 from walmere.sinks.delta.files.scan import FilePiece
 from walmere.sinks.delta.log import history
-from walmere.sinks.delta.log.commit import Change, commit, missing_file, switch_off_vectors
+from walmere.sinks.delta.log.actions import require_supported
+from walmere.sinks.delta.log.commit import Change, commit, missing_file, overtaken, switch_off_vectors
 from walmere.sinks.delta.log.others import changed_by_others
 from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.log.schema import column_types, delta_schema
@@ -177,7 +178,9 @@ class DeltaSink(DeltaTables):
         """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored."""
         if net.empty:
             return self.version(table)
-        vectors_stay = self.deletion_vectors or all(file.vector is None for file in self.current(table).files)
+        current = self.current(table)
+        require_supported(table, current)  # before rows are written
+        vectors_stay = self.deletion_vectors or all(file.vector is None for file in current.files)
         if net.truncate or (net.append_only and vectors_stay):
             return commit(self, table, lsn, self._replacing_or_appending(table, net, identity), after)
         if not self.deletion_vectors:
@@ -190,9 +193,12 @@ class DeltaSink(DeltaTables):
 
         return commit(self, table, lsn, marked, after)
 
-    def stage_changes(self, table: TableName, net: Net, identity: Identity) -> merge.Found:
+    def stage_changes(self, table: TableName, net: Net, identity: Identity, after: Lsn | None = None) -> merge.Found:
         """Do all but the commit of `apply`, for a part of a batch, from within a task."""
         found = self.current(table)
+        require_supported(table, found)
+        if after is not None and (self.lsn_of(found) or INVALID_LSN) != after:
+            raise overtaken(table)
         if not net.append_only:
             try:
                 return merge.find(self, table, found, net, identity, None)
@@ -200,11 +206,12 @@ class DeltaSink(DeltaTables):
                 raise missing_file(self, table, found, error) from error
         index = self._index(table, found.arrow_schema, identity) if identity.keyed else None
         staged = self.write(table, found.arrow_schema, [net.appends], index)
-        return merge.Found(self.lsn_of(found), staged, metrics=history.rows(len(net.appends)))
+        return merge.Found(self.lsn_of(found), found.arrow_schema, staged, metrics=history.rows(len(net.appends)))
 
     def commit_changes(self, table: TableName, parts: Sequence[merge.Found], lsn: Lsn) -> int:
         """Bring the table to this LSN, by what tasks have staged."""
-        return commit(self, table, lsn, lambda version: merge.change(self, table, version, parts))
+        after = parts[0].lsn or INVALID_LSN
+        return commit(self, table, lsn, lambda version: merge.change(self, table, version, parts), after)
 
     def _replacing_or_appending(
         self, table: TableName, net: Net, identity: Identity
@@ -217,7 +224,13 @@ class DeltaSink(DeltaTables):
         parameters = {"truncate": "true"} if net.truncate else {}
         metrics = history.rows(sum(file.rows for file in staged))
         change = Change(staged, mode=mode, parameters=parameters, metrics=metrics)
-        return lambda found: self._switched(found, change)
+
+        def checked(found: TableVersion) -> Change:
+            if not found.arrow_schema.equals(schema):
+                raise overtaken(table)
+            return self._switched(found, change)
+
+        return checked
 
     def _switched(self, found: TableVersion, change: Change) -> Change:
         """The change; it also switches deletion vectors off, if no file has one after it and none is to have one."""

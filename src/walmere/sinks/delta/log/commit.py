@@ -68,6 +68,8 @@ def commit(
         tables.require_owner(table, found)
         reached = tables.lsn_of(found)
         if reached is not None and reached >= lsn:
+            if after is not None and reached > lsn:  # the caller would take this version for that of `lsn`
+                raise overtaken(table)
             return found.version
         if after is not None and (reached or INVALID_LSN) != after:
             raise overtaken(table)
