@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -27,6 +27,7 @@ from sinks.histories import Change, rows_of, typed
 from walmere.apply.fold import fold
 from walmere.directory import Directory
 from walmere.errors import SinkMismatch
+from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
@@ -515,10 +516,10 @@ def test_a_checkpoint_is_durable_before_older_commits_are_deleted(
     monkeypatch.setattr(Directory, "sync", lambda self, *names: synced.extend(names))
     real = retention.clean_up
 
-    def clean_up(directory: Directory, properties: Mapping[str, str]) -> None:
+    def clean_up(directory: Directory, properties: Mapping[str, str], readable: Callable[[], Iterable[int]]) -> None:
         assert synced[-2:] == [f"_delta_log/{3:020d}.checkpoint.parquet", "_delta_log"]
         synced.append("cleaned up")
-        real(directory, properties)
+        real(directory, properties, readable)
 
     monkeypatch.setattr(retention, "clean_up", clean_up)
     while sink.version(TABLE) < 3:
@@ -544,6 +545,23 @@ def test_the_last_version_of_a_table_that_has_rested_outlives_the_commit_that_re
         check(sink, last)
     names = {path.name for path in log(sink).glob("*.json")}
     assert names == {f"{version:020d}.json" for version in range(10, 16)}, "and what it does not need is deleted"
+
+
+def test_the_log_of_the_newest_point_stays_however_old_it_is(sink: DeltaSink) -> None:
+    """While a table is ahead of the others, there may be no newer point for hours."""
+    sink = DeltaSink(sink.path, properties={"delta.checkpointInterval": "5"})
+    begin(sink, rows(1, 2))
+    while sink.version(TABLE) < 7:
+        do(sink, update(1, str(sink.version(TABLE))))
+    sink.open_ledger("shop", [Entry(Lsn(1), None, {str(TABLE): 7})])
+    before = rows_of(read_delta(sink.open(TABLE)))
+    for _ in range(3):
+        for path in log(sink).iterdir():
+            os.utime(path, (time.time() - 9 * 86_400,) * 2)
+        for _ in range(5):
+            do(sink, update(1, "new"))
+    assert rows_of(read_delta(sink.open(TABLE, 7))) == before
+    assert min(path.name for path in log(sink).glob("*.json")) == f"{5:020d}.json"
 
 
 @pytest.mark.parametrize(

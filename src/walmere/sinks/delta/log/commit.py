@@ -7,6 +7,7 @@ The other one reads the LSN again, and finds that nothing is left to do.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import time
@@ -22,6 +23,7 @@ from walmere.errors import SinkConflict, SinkError, SinkMismatch, StoreError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.sinks.base import APPEND, OVERWRITE, Mode, StagedFile
+from walmere.sinks.delta import points
 from walmere.sinks.delta.files.data_file import DataFile, count
 from walmere.sinks.delta.files.vectors import Vector
 from walmere.sinks.delta.log import actions, history, retention
@@ -202,6 +204,7 @@ def _checkpoint(tables: DeltaTables, table: TableName, properties: Mapping[str, 
         opened.create_checkpoint()
         # it takes the place of the commits that are deleted, so it must be durable before
         tables.directory(table).sync(f"{LOG}/{opened.version():020d}.checkpoint.parquet", LOG)
-        retention.clean_up(tables.directory(table), properties)
+        readable = functools.partial(points.readable_versions, tables, table, time.time_ns() // 1000)
+        retention.clean_up(tables.directory(table), properties, readable)
     except (DeltaError, StoreError, OSError) as error:
         _log.warning("no checkpoint of the Delta table %s could be written, the next one is tried: %s", table, error)

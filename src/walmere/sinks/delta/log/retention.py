@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from walmere.directory import Directory
@@ -50,8 +50,11 @@ def _hours(name: str, interval: str | None) -> float:
     return math.inf if match is None else int(match[1]) * _UNITS[match[2]]
 
 
-def clean_up(directory: Directory, found: Mapping[str, str]) -> None:
-    """Delete the commits and checkpoints that no version within the table's log retention needs."""
+def clean_up(directory: Directory, found: Mapping[str, str], readable: Callable[[], Iterable[int]]) -> None:
+    """Delete the commits and checkpoints that no version needs which is within the log retention, or in `readable`.
+
+    `readable` is called if there is something to delete.
+    """
     if found.get(_ENABLED, "true").strip().lower() == "false":
         return
     names = directory.files(LOG)
@@ -59,7 +62,11 @@ def clean_up(directory: Directory, found: Mapping[str, str]) -> None:
     numbers = {name: int(match[1]) for name in names if (match := _NUMBERED.match(name)) is not None}
     kept = [number for name, number in numbers.items() if name.endswith(".json") and names[name] >= oldest]
     # the version before the first one that is kept was the newest until then, and needs a checkpoint
-    needed = checkpoints(names, min(kept) - 1) if kept else []
-    if needed:
-        old = sorted(name for name, number in numbers.items() if number < needed[0][0])
-        directory.remove(*(f"{LOG}/{name}" for name in old))
+    if kept and _before(names, numbers, min(kept) - 1):
+        directory.remove(*(f"{LOG}/{name}" for name in _before(names, numbers, min([min(kept) - 1, *readable()]))))
+
+
+def _before(names: Collection[str], numbers: Mapping[str, int], version: int) -> list[str]:
+    """The files that are not needed to read a version, or a later one."""
+    needed = checkpoints(names, version)
+    return sorted(name for name, number in numbers.items() if number < needed[0][0]) if needed else []
