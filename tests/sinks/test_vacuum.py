@@ -31,7 +31,7 @@ from sinks.upkeep import (
     rows,
     update,
 )
-from walmere.errors import OwnedByAnother
+from walmere.errors import OwnedByAnother, SinkMismatch
 from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn
 from walmere.owner import Owner
@@ -307,3 +307,39 @@ def test_a_vacuum_of_deltalake_and_ours_leave_what_the_other_needs(sink: DeltaSi
     assert len(on_disk(sink, DIRECTORY)) == 1
     do(sink, update(3, 1))
     assert len(content(sink)) == len(expected)
+
+
+def test_vacuum_keeps_the_newest_point_whatever_times_another_program_writes(sink: DeltaSink, clock: Clock) -> None:
+    """Its removes say that they were made before the commit that they are in."""
+    sink = replace(sink, keep_seconds=600)
+    begin(sink, rows(*range(1000)), rows(*range(1000, 2000)))
+    sink.open_ledger("shop", [Entry(Lsn(1), None, {str(TABLE): sink.version(TABLE)}, int(clock.now * 1e6))])
+    expected = content(sink)
+    clock.now += 3600
+    sink.optimize(TABLE, BY_ID, replace(ALL, deleted_share=0))
+    do(sink, *(delete(key) for key in range(2000)), insert(5000))
+    for version in range(2, sink.version(TABLE) + 1):
+        commit_file = Path(sink.location(TABLE), "_delta_log", f"{version:020d}.json")
+        actions = [json.loads(line) for line in commit_file.read_text().splitlines()]
+        for action in actions:
+            if "remove" in action:
+                action["remove"]["deletionTimestamp"] -= 1_200_000
+        commit_file.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    replay._kept.clear()
+    sink.vacuum(TABLE)
+    assert sorted(rows_of(walmere.lake(sink.path, "shop").latest().arrow("t"))) == expected
+
+
+def test_vacuum_refuses_a_table_with_features_whose_files_are_not_known(sink: DeltaSink) -> None:
+    begin(sink, rows(1, 2))
+    features = ["deletionVectors", "v2Checkpoint"]
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": features,
+        "writerFeatures": features,
+    }
+    commit_file = Path(sink.location(TABLE), "_delta_log", f"{sink.version(TABLE) + 1:020d}.json")
+    commit_file.write_text(json.dumps({"protocol": protocol}) + "\n")
+    with pytest.raises(SinkMismatch, match="v2Checkpoint"):
+        sink.vacuum(TABLE)

@@ -20,6 +20,7 @@ ahead of the others, there may be no newer point for hours.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ from walmere.sinks.delta.files.data_file import NO_ROWS, DataFile
 from walmere.sinks.delta.files.key_index import KeyIndex, remove_unused
 from walmere.sinks.delta.files.vectors import Vector
 from walmere.sinks.delta.log import replay, retention
+from walmere.sinks.delta.log.actions import require_supported
 from walmere.sinks.delta.log.commit import ATTEMPTS, Change, switch_off_vectors, try_commit
 from walmere.sinks.delta.log.names import LOG
 from walmere.sinks.delta.log.replay import TableVersion
@@ -235,6 +237,7 @@ def vacuum(tables: DeltaTables, table: TableName) -> None:
     if found is None:
         return
     tables.require_owner(table, found)
+    require_supported(table, found)  # the files of a table with other features may not be known here
     directory = tables.directory(table)
     now = time.time()
     expired = now - tables.keep_seconds - (_MARGIN if tables.keep_seconds else 0)
@@ -272,9 +275,11 @@ def _in_points(tables: DeltaTables, table: TableName, found: TableVersion, now: 
     """The files of the points that must be readable, as far as they may have been removed before `expired`."""
     used: set[str] = set()
     directory = tables.directory(table)
-    for version in sorted(points.readable_versions(tables, table, int(now * 1e6)) - {found.version}):
-        if replay.committed_at(directory, version + 1) > expired:
-            break  # until then nothing was removed that this version, or a later one, has
+    versions = sorted(points.readable_versions(tables, table, int(now * 1e6)) - {found.version})
+    # until the commit after a version nothing was removed that this version, or a later one, has; the newest one stays
+    # in any case: programs write other times into `deletionTimestamp`
+    old = itertools.takewhile(lambda version: replay.committed_at(directory, version + 1) <= expired, versions)
+    for version in {*old, *versions[-1:]}:
         with contextlib.suppress(SinkMismatch):  # the log does not have it any more: it cannot be read in any case
             for file in replay.at(directory, version).files:
                 used |= _names(file)
