@@ -261,6 +261,16 @@ def test_a_table_with_a_rule_of_a_column_is_refused(sink: DeltaSink, name: str) 
     assert sink.version(TABLE) == before
 
 
+def test_a_table_with_a_column_that_another_program_has_set_not_null_is_refused(sink: DeltaSink) -> None:
+    begin(sink, rows(1))
+    metadata = dict(sink.current(TABLE).metadata)
+    schema = json.loads(metadata["schemaString"])
+    schema["fields"][1]["nullable"] = False
+    commit_by_hand(sink, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
+    with pytest.raises(SinkMismatch, match="NOT NULL"):
+        do(sink, Change("U", (1, None)))
+
+
 def test_an_append_only_property_that_is_false_does_not_matter(sink: DeltaSink) -> None:
     begin(sink, rows(1))
     metadata = dict(sink.current(TABLE).metadata)

@@ -177,7 +177,8 @@ class KeyIndex:
         kept = pa.concat_tables(stored).cast(self.key_schema) if self.keyed and not self._exact else None
         index = FileIndex(every[order], order.astype(np.uint32), kept, self._exact)
         if (path := self._path(name)) is not None:
-            with contextlib.suppress(OSError):  # a cache: what cannot be written is made again
+            # a cache: what cannot be written, or has more than 2 GB of keys, stays in memory, and is made again
+            with contextlib.suppress(OSError, pa.ArrowInvalid):
                 _write(path, index, self._tag(name, size))
         return index
 

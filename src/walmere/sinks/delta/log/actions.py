@@ -64,6 +64,7 @@ def require_supported(table: TableName, found: TableVersion) -> None:
         raise SinkMismatch(doing, "the Delta table is partitioned", "create it again, without partitions")
     rules = [name for name in found.properties if name.startswith("delta.constraints.")]
     rules += ["delta.appendOnly"] if found.properties.get("delta.appendOnly", "").lower() == "true" else []
+    rules += ["NOT NULL"] if not all(field.nullable for field in found.schema.fields) else []
     rules += [name for name in _COLUMN_RULES if f'"{name}":' in found.metadata["schemaString"]]
     if rules:
         raise SinkMismatch(
