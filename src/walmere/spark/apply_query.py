@@ -156,6 +156,7 @@ class Apply:
         if rewrite_limit is None:
             pace.reset(directory)
         self._committing = threading.Lock()  # held by a batch, or by a commit of upkeep
+        self._finished = False
         self._planner: Batches | None = None  # of `needs_query`; the query has its own
         self._nothing_at: object = None  # end of the log, and states of the tables, at which there was nothing to apply
 
@@ -231,6 +232,7 @@ class Apply:
         # only now, because another process may have been running before
         self._lake_ledger = self._sink.open_ledger(self._subscription, self._ledger.open())
         self._error = None
+        self._finished = False
         reserve_error(self._planner_error)
         try:
             return self._start(interval, until)
@@ -345,8 +347,16 @@ class Apply:
             if self._lake_ledger is not None:
                 self._lake_ledger.append(point)
 
+    def finish(self, seconds: float) -> None:
+        """Let a batch that is being applied end, if it does so within some seconds, and begin no other one."""
+        if self._committing.acquire(timeout=seconds):
+            self._finished = True
+            self._committing.release()
+
     def _batch(self, references: DataFrame, _: int) -> None:
         with self._committing:
+            if self._finished:
+                return  # the next run begins at the LSN of the tables
             try:
                 self._tables.shared.check()
             except WalmereError as error:

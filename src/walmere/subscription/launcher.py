@@ -97,6 +97,9 @@ class ApplyWorker(Protocol):
     def start(self, interval: float, until: Lsn | None) -> Any:
         """Start the query. Batches begin at least `interval` seconds after each other. `until`: where the run ends."""
 
+    def finish(self, seconds: float) -> None:
+        """Let a batch that is being applied end, if it does so within some seconds, and begin no other one."""
+
     def needs_query(self, until: Lsn) -> bool:
         """Whether the log has changes for the tables. If it has none up to this LSN, their positions are recorded."""
 
@@ -205,6 +208,7 @@ class Launcher:
             copies = CopyScheduler(self._sync, self._tables, copying, catalog_reads, once=until is not None)
             try:
                 self._supervise(process, copies, upkeep, until)
+                self._finish_batch()
                 self._last_upkeep()
             except (WalmereError, KeyboardInterrupt):
                 raise
@@ -297,6 +301,11 @@ class Launcher:
             with contextlib.suppress(StoreUnavailable):
                 wanted |= resync.take_shared(directory, self._tables, self._requests)
         return wanted
+
+    def _finish_batch(self) -> None:
+        """Before a run ends by itself: let a batch end that has begun since, so that all tables are at one point."""
+        if self._query is not None and not self._stopping.is_set():
+            self.apply.finish(STOP_TIMEOUT)
 
     def _last_upkeep(self) -> None:
         """Do a round of upkeep before a run ends by itself: it may be the only one for hours.
