@@ -178,9 +178,7 @@ class DeltaSink(DeltaTables):
         """Bring the table to this LSN. An empty batch commits nothing, and its LSN is not stored."""
         if net.empty:
             return self.version(table)
-        current = self.current(table)
-        require_supported(table, current)  # before rows are written
-        vectors_stay = self.deletion_vectors or all(file.vector is None for file in current.files)
+        vectors_stay = self.deletion_vectors or all(file.vector is None for file in self.current(table).files)
         if net.truncate or (net.append_only and vectors_stay):
             return commit(self, table, lsn, self._replacing_or_appending(table, net, identity), after)
         if not self.deletion_vectors:
@@ -218,7 +216,9 @@ class DeltaSink(DeltaTables):
     ) -> Callable[[TableVersion], Change]:
         """The commit of a batch that does not depend on the rows of the target. Its files are written once."""
         mode = OVERWRITE if net.truncate else APPEND
-        schema = self.current(table).arrow_schema
+        current = self.current(table)
+        require_supported(table, current)  # before rows are written
+        schema = current.arrow_schema
         index = self._index(table, schema, identity) if identity.keyed else None
         staged = self.write(table, schema, [net.upserts, net.appends], index)
         parameters = {"truncate": "true"} if net.truncate else {}

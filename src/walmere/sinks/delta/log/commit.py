@@ -75,6 +75,7 @@ def commit(
             return found.version
         if after is not None and (reached or INVALID_LSN) != after:
             raise overtaken(table)
+        actions.require_supported(table, found)  # before rows are written
         try:
             wanted = change(found)
         except FileNotFoundError as error:
