@@ -67,6 +67,7 @@ class Bench:
             self.source.drop(load.table)
             print(f"making {name} …")
             self.source.sql.execute(load.fill.encode())
+            mark = self.source.mark()
             end = self.source.end()
             expected = contents(self.source.sql, load.table)
 
@@ -81,7 +82,7 @@ class Bench:
                 self.database.sql.execute("CHECKPOINT")
                 recreate(self.database.sql, load.table, load.create, load.existing)
                 with self.source.copy_of(kept, load.table) as slot:
-                    run = ours.run(slot, end)
+                    run = ours.catch_up(slot, mark)
                 self.compare(self.database.sql, load.table, expected)
                 return run
 

@@ -6,6 +6,8 @@ The database is on the server of the native subscriber, so both have the same se
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,10 @@ import psycopg
 from pydantic import SecretStr
 
 from bench.ours import OurSubscription
+from bench.side_by_side import Run
 from bench.source import Native, Source
 from walmere.config import PostgresTarget
+from walmere.lsn import Lsn
 from walmere.sinks.postgres.sink import PostgresSink
 
 DATABASE = "ours"
@@ -48,6 +52,23 @@ class OursInPostgres(OurSubscription):
         self.sql = database.sql
         self.dsn = database.dsn
         self.target = f'kind = "postgres"\ndsn = "{database.dsn}"'
+
+    def catch_up(self, slot: str, mark: Lsn) -> Run:
+        """Do what `walmere run` does, without starting Spark: time until what committed after `mark` is applied.
+
+        It goes on, as a native subscription does. So it starts its query at once, without looking for changes first.
+        """
+        reached = threading.Event()
+        made = self.launcher(slot, lambda _, lsn: reached.set() if lsn > mark else None)
+        began = time.perf_counter()
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        while not reached.wait(1.0):
+            assert thread.is_alive()
+        seconds = time.perf_counter() - began
+        made.stop()
+        thread.join()
+        return Run(seconds, 0, 0)
 
     def rows(self, table: str) -> int:
         [[count]] = self.sql.execute(f"SELECT count(*) FROM {table}".encode()).fetchall()

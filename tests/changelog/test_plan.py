@@ -72,7 +72,6 @@ def test_while_behind_a_batch_waits_for_more_but_not_for_ever(database18: Databa
     assert ends.end_of_batch(start, 1 << 20) == start, "the run ends later"
     ends.close()
     assert planner.end_of_batch(start, 1) > start, "it is large enough"
-    assert planner.end_of_batch(start, 1 << 20, enough=1) > start, "it has enough"
     time[0] += plan.QUIET_SECONDS * 1.1
     assert planner.end_of_batch(start, 1 << 20) > start, "nothing more has come"
     waiting = time[0]

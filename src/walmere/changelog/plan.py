@@ -149,13 +149,11 @@ class Planner:
         start: Lsn,
         max_bytes: int,
         cut: Callable[[Lsn, Lsn], Lsn | None] | None = None,
-        enough: int | None = None,
     ) -> Lsn:
         """Where a batch from `start` should end now: at the log's end, or after about `max_bytes`.
 
-        Returns `start` if there is nothing to apply, or the batch should wait for more: it has `enough` bytes (by
-        default, all that it may have). `cut` is called with `start` and the log's end, and returns where between them
-        the batch must end, or None.
+        Returns `start` if there is nothing to apply, or the batch should wait for more. `cut` is called with `start`
+        and the log's end, and returns where between them the batch must end, or None.
         """
         self._read()
         cut_at = cut(start, self._end) if cut is not None else None
@@ -175,7 +173,7 @@ class Planner:
                 size += sum(segment.length for segment in record.segments)
                 if size >= max_bytes:
                     break
-        if size >= (max_bytes if enough is None else enough):
+        if size >= max_bytes:
             self._waited_since = self._now()
             return end
         return start if self._should_wait(newest) else end

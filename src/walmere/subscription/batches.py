@@ -26,8 +26,6 @@ from walmere.subscription.target.pace import next_batch
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most, divided over all tasks; or as many as the tasks of a large cluster need."""
-MIN_TRANSACTION_BYTES: Final = 16 << 20
-"""If one task applies it as a transaction, it does not wait for more: a backlog is applied while more is received."""
 MIN_TASK_BYTES: Final = 8 << 20
 """Bytes of the log per task, at least, if several tasks write one table."""
 MIN_PART_BYTES: Final = 4 << 20
@@ -60,14 +58,14 @@ class Batches:
         `until`: the LSN at which the run ends.
         """
         self._transactional = transactional
-        most = max(MAX_BATCH_BYTES, parallelism * MIN_TASK_BYTES)
-        self._max_bytes, self._enough = (MAX_BATCH_BYTES, MIN_TRANSACTION_BYTES) if transactional else (most, most)
+        self._max_bytes = MAX_BATCH_BYTES if transactional else max(MAX_BATCH_BYTES, parallelism * MIN_TASK_BYTES)
         self._spread = spread
         self._directory = directory
         self._parallelism = parallelism
         self._ends = until is not None
         self._end: Lsn | None = None
-        self._planner = Planner(self._log, two_phase=two_phase, until=until)
+        # a transaction rewrites no files, so more changes of a batch save little; and it is applied while more is received
+        self._planner = Planner(self._log, wait_for_more=not transactional, two_phase=two_phase, until=until)
         self._turn = 0
         self._last_change: object = None
 
@@ -88,7 +86,7 @@ class Batches:
         if waits or pausing.is_paused(self._directory):
             return {"lsn": str(self._end), "turn": str(self._turn)}
         before = self._end
-        self._end = self._planner.end_of_batch(before, self._max_bytes, self._cut, self._enough)
+        self._end = self._planner.end_of_batch(before, self._max_bytes, self._cut)
         if before == self._end and self._tables_are_behind():
             self._turn += 1  # another offset makes Spark run another batch, for these tables only
         return {"lsn": str(self._end), "turn": str(self._turn)}
