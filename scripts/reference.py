@@ -271,11 +271,13 @@ def _tree(kind: type[errors.WalmereError], depth: int) -> Iterator[tuple[int, ty
 _ABOUT_METRICS: Final = """\
 The guide [Monitor a subscription](../guides/monitor.md) says how to get them into Prometheus and Grafana.
 
-- `walmere run --metrics` and `walmere run --dashboard` have all of them, and `walmere dashboard` all but
-  `walmere_applied_changes_total`. `walmere receive --metrics` has those of the receiver, and the positions.
+- `walmere run --metrics` and `walmere run --dashboard` have all of them, and `walmere dashboard` all but the last
+  three, which a run counts itself. `walmere receive --metrics` has those of the receiver, and the positions.
 - An LSN is a byte position in the WAL, so that differences are bytes.
 - A value that is not known has no sample: there is no lag while the source does not answer.
-- Counters start at 0 with the process that counts.
+- Counters start at 0 with the process that counts, and so does the histogram.
+- A histogram has samples with the suffixes `_bucket` (label `le`), `_sum` and `_count`. The mean time of a batch:
+  `rate(walmere_batch_duration_seconds_sum[5m]) / rate(walmere_batch_duration_seconds_count[5m])`.
 - The `process_` metrics of Prometheus's client library (CPU, memory, open files) are there, too.
 """
 

@@ -40,6 +40,8 @@ class Mirror:
         """`source` are more keys of [source], or other values of those that are there anyway."""
         self.database = database
         self._failures: list[BaseException] = []
+        self.batches: list[tuple[float, bool]] = []
+        """Of all runs in this process: how long each batch took, and whether it was applied."""
         set_json_loads(_as_text, database.connection)  # json as its text, as the target has it
         directory.mkdir(exist_ok=True)
         self.file = directory / "walmere.toml"
@@ -77,7 +79,7 @@ master = "local[2]"
 
     def launcher(self) -> Launcher:
         """As `walmere run` makes it."""
-        return launcher(self.config, self.file)
+        return launcher(self.config, self.file, on_batch_end=lambda *ended: self.batches.append(ended))
 
     @contextlib.contextmanager
     def following(self) -> Iterator[tuple[Launcher, threading.Thread]]:

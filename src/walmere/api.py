@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from walmere.reads.lake import Lake
     from walmere.running import OnProgress
     from walmere.sinks.base import Sink
+    from walmere.spark.apply_query import OnBatchEnd
     from walmere.subscription.launcher import Launcher
     from walmere.subscription.receiver import Receiver
     from walmere.verify.proof import Proof, Verdict, VerifyOptions
@@ -182,14 +183,16 @@ class Subscription:
         *,
         once: bool = False,
         on_progress: OnProgress | None = None,
+        on_batch_end: OnBatchEnd = lambda *_: None,
         take_over: bool = False,
         receives: bool = True,
     ) -> None:
         """Copy what is not copied yet, then apply changes, until stopped, or everything before an LSN is applied.
 
         `once`: until everything that the source has committed by now is applied. `on_progress` is called when a table
-        has a new position or phase. `take_over`: take over tables of the target that belong to another subscription;
-        they are copied again. `receives`: False if `walmere receive` on another machine writes to the same store.
+        has a new position or phase, `on_batch_end` after each batch, with its seconds and whether it was applied.
+        `take_over`: take over tables of the target that belong to another subscription; they are copied again.
+        `receives`: False if `walmere receive` on another machine writes to the same store.
         """
         until = _lsn(until)
         if not receives and self.config.subscription.store is None:
@@ -204,13 +207,20 @@ class Subscription:
         with self._stoppable():
             until = self._until(until, once)
             ends = until is not None
-            made = self.launcher(on_progress=on_progress, take_over=take_over, receives=receives, ends=ends)
+            made = self.launcher(
+                on_progress=on_progress,
+                on_batch_end=on_batch_end,
+                take_over=take_over,
+                receives=receives,
+                ends=ends,
+            )
             self._work(made, until)
 
     def launcher(
         self,
         *,
         on_progress: OnProgress | None = None,
+        on_batch_end: OnBatchEnd = lambda *_: None,
         take_over: bool = False,
         receives: bool = True,
         ends: bool = False,
@@ -219,7 +229,13 @@ class Subscription:
         from walmere.running import launcher
 
         return launcher(
-            self.config, self.file, on_progress=on_progress, take_over=take_over, receives=receives, ends=ends
+            self.config,
+            self.file,
+            on_progress=on_progress,
+            on_batch_end=on_batch_end,
+            take_over=take_over,
+            receives=receives,
+            ends=ends,
         )
 
     def refresh(self) -> None:

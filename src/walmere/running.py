@@ -16,7 +16,7 @@ from walmere.apply.worker import Applied
 from walmere.config import Config, DeltaTarget
 from walmere.lsn import Lsn
 from walmere.shaping.rules import TableRules
-from walmere.spark.apply_query import Apply, OnBatch
+from walmere.spark.apply_query import Apply, OnBatch, OnBatchEnd
 from walmere.spark.executors import require_suitable
 from walmere.spark.interpreters import is_local
 from walmere.spark.late_session import LateSession
@@ -116,22 +116,23 @@ def _all_follow(tables: Tables) -> bool:
     return bool(published) and all(each.follows for each in published)
 
 
-def launcher(
+def launcher(  # noqa: PLR0913  what `walmere run` can be told, and its callbacks
     config: Config,
     file: Path,
     *,
     on_progress: OnProgress | None = None,
     on_batch: OnBatch = lambda *_: None,
+    on_batch_end: OnBatchEnd = lambda *_: None,
     take_over: bool = False,
     receives: bool = True,
     ends: bool = False,
 ) -> Launcher:
     """Start Spark and create a launcher that is ready to run.
 
-    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch. `receives`: False if
-    another machine receives into the store. `ends`: the run has an end, so it may find nothing to do, and Spark is
-    started only when it is needed. On a cluster, or if there are tables to copy, it is started at once: what is wrong
-    with it is known before anything else is done.
+    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch, `on_batch_end` also
+    after one that has failed. `receives`: False if another machine receives into the store. `ends`: the run has an end,
+    so it may find nothing to do, and Spark is started only when it is needed. On a cluster, or if there are tables to
+    copy, it is started at once: what is wrong with it is known before anything else is done.
     """
     rules = TableRules.of(config)
     rules.require_key()
@@ -156,7 +157,15 @@ def launcher(
     if isinstance(config.target, DeltaTarget) and not target.spreads:
         limit = config.target.max_rewrite_bytes_per_hour
     make_apply = functools.partial(
-        Apply, late, directory, target, tables, name, rewrite_limit=limit, hash_key=config.hash_key
+        Apply,
+        late,
+        directory,
+        target,
+        tables,
+        name,
+        rewrite_limit=limit,
+        hash_key=config.hash_key,
+        on_batch_end=on_batch_end,
     )
     upkeep = functools.partial(UpkeepScheduler, directory, tables, SparkTasks(late, "upkeep"), config.maintenance)
     make_launcher = functools.partial(

@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from walmere.metrics import names
-from walmere.metrics.families import ChangeCounter, Samples, add_status, exposition
+from walmere.metrics.families import RunCounters, Samples, add_status, exposition
 from walmere.metrics.names import MetricName
 from walmere.metrics.receiver import add_receiver, add_receiver_alone, receiver_report
 
@@ -28,6 +28,7 @@ PROMTOOL = shutil.which("promtool")
 NOT_BASE_UNITS = re.compile(
     r"_(milli|micro|nano)?(second|minutes?|hours?|days?|kilobytes|megabytes|gigabytes|bits|percent|ms|us|ns|kb|mb|gb)(_|$)"
 )
+_SUFFIXES = {"gauge": ("",), "counter": ("",), "histogram": ("_bucket", "_sum", "_count")}
 TYPES = re.compile(r"_(gauge|counter|summary|histogram)(_|$)")
 
 TABLE: dict[str, Any] = {
@@ -52,9 +53,12 @@ def all_samples(samples: Samples) -> None:
     add_receiver(samples, "shop", REPORT)
     samples.add(names.RUNNING, 1, "shop")
     samples.add(names.STATUS_AGE, 0.5, "shop")
-    changes = ChangeCounter("shop")
-    changes.progress({"tables": [{"name": "public.orders", "changes": 12}]})
-    changes.add_to(samples)
+    counters = RunCounters("shop")
+    counters.progress({"tables": [{"name": "public.orders", "changes": 12}]})
+    for seconds in (0.05, 0.1, 0.7, 400.0):
+        counters.batch_ended(seconds, applied=True)
+    counters.batch_ended(9.0, applied=False)
+    counters.add_to(samples)
 
 
 @pytest.mark.parametrize("metric", names.EVERY, ids=lambda metric: metric.name)
@@ -84,7 +88,8 @@ def test_every_metric_is_exposed_once_with_its_type_and_help() -> None:
     for metric in names.EVERY:
         family = families[metric.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (metric.kind, metric.help)
-        assert {*family.samples[0].labels} == {*metric.all_labels}
+        assert {*family.samples[0].labels} - {"le"} == {*metric.all_labels}
+        assert ("le" in family.samples[0].labels) == (metric.kind == "histogram")
         assert text.count(f"# TYPE {metric.name} ") == 1
     own = [each for each in families if each.startswith("walmere_")]
     assert len(own) == len(names.EVERY)
@@ -111,6 +116,18 @@ def test_the_values_are_those_of_the_status() -> None:
     assert found["walmere_slot_wal_status", "lost"] == 0
     assert found["walmere_applied_changes_total", "public.orders"] == 12
     assert found["walmere_receiver_transactions_total",] == 8
+    assert found["walmere_batches_total", "applied"] == 4
+    assert found["walmere_batches_total", "failed"] == 1
+
+
+def test_a_histogram_counts_applied_batches_by_their_upper_bounds() -> None:
+    text = exposition(all_samples).decode()
+    [family] = [each for each in text_string_to_metric_families(text) if each.name == "walmere_batch_duration_seconds"]
+    buckets = {each.labels["le"]: each.value for each in family.samples if each.name.endswith("_bucket")}
+    assert [*map(float, buckets)] == [*names.BATCH_BOUNDS, float("inf")]
+    assert (buckets["0.1"], buckets["0.5"], buckets["1.0"], buckets["300.0"], buckets["+Inf"]) == (2, 2, 3, 3, 4)
+    others = {each.name.rpartition("_")[2]: each.value for each in family.samples if "le" not in each.labels}
+    assert others == {"count": 4, "sum": pytest.approx(400.85)}
 
 
 def test_what_is_not_known_has_no_sample() -> None:
@@ -158,12 +175,12 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "expression"), [*expressions()])
 def test_every_metric_and_label_in_deploy_exists(where: str, expression: str) -> None:
-    known = {each.name: each for each in names.EVERY}
+    known = {f"{each.name}{suffix}": each for each in names.EVERY for suffix in _SUFFIXES[each.kind]}
     used = re.findall(r"\b(walmere_\w+)(?:\{([^}]*)\})?", expression)
     assert used, f"{where} uses no metric of ours"
     for name, selector in used:
         assert name in known, where
-        assert {*re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector)} <= {*known[name].all_labels}, where
+        assert {*re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector)} <= {*known[name].all_labels, "le"}, where
 
 
 def test_alerts_say_what_is_wrong_and_what_to_do() -> None:

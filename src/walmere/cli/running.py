@@ -91,15 +91,23 @@ def run(
         if as_json:
             open_.enter_context(logs.as_json(subscription.config.subscription.name))
             on_progress.append(logs.ProgressLog())
-        on_progress.extend(open_.enter_context(served.opened(subscription)))
+        counters = open_.enter_context(served.opened(subscription))
+        if counters is not None:
+            on_progress.append(counters.progress)
         open_.enter_context(stopped_by_signals(subscription))
         open_.enter_context(_warming(at_end=once or until is not None))
         if json:
             on_progress.append(output.progress)
         elif not quiet and not as_json:
             on_progress.append(open_.enter_context(_displayed(subscription)))
-        together = serving.together(on_progress)
-        subscription.run(until, once=once, on_progress=together, take_over=take_over, receives=not no_receiver)
+        subscription.run(
+            until,
+            once=once,
+            on_progress=serving.together(on_progress),
+            on_batch_end=(lambda *_: None) if counters is None else counters.batch_ended,
+            take_over=take_over,
+            receives=not no_receiver,
+        )
 
 
 @contextlib.contextmanager

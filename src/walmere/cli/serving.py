@@ -23,6 +23,7 @@ from walmere.errors import ConfigError
 if TYPE_CHECKING:
     from walmere.api import Subscription
     from walmere.dashboard.pages import Dashboard
+    from walmere.metrics.families import RunCounters
     from walmere.serving.access import Access, Address
     from walmere.serving.server import PageServer, Route
 
@@ -108,16 +109,16 @@ class ServedBesideRun:
     announce: Callable[[str], None] = lambda _: None  # is called with the address of the page
 
     @contextlib.contextmanager
-    def opened(self, subscription: Subscription) -> Iterator[list[OnProgress]]:
-        """Serve while the context is open. Yields what is to be called with the progress of the run."""
+    def opened(self, subscription: Subscription) -> Iterator[RunCounters | None]:
+        """Serve while the context is open. Yields what counts for the metrics; None if there are none."""
         if self.page is None and self.metrics is None:
-            yield []
+            yield None
             return
         from walmere.dashboard.pages import Dashboard
-        from walmere.metrics.families import ChangeCounter
+        from walmere.metrics.families import RunCounters
 
-        changes = ChangeCounter(subscription.config.subscription.name)
-        shown = Dashboard([subscription], changes.add_to)
+        counters = RunCounters(subscription.config.subscription.name)
+        shown = Dashboard([subscription], counters.add_to)
         with contextlib.ExitStack() as open_:
             if self.metrics is not None:
                 open_.enter_context(_metrics_server(self.metrics, shown.metrics))
@@ -125,7 +126,7 @@ class ServedBesideRun:
                 open_.enter_context(shown)
             else:
                 self.announce(open_.enter_context(page(shown, self.page)).url)
-            yield [changes.progress]
+            yield counters
 
 
 @contextlib.contextmanager

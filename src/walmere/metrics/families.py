@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from walmere.lsn import Lsn
 from walmere.metrics import names
@@ -17,7 +19,7 @@ from walmere.version import __version__
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 Status = Mapping[str, Any]
-_FAMILIES: Final = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+_FAMILIES: Final = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
 _TABLE_VALUES: Final = {
     "rows_copied": names.TABLE_COPIED,
     "rows_estimated": names.TABLE_ESTIMATED,
@@ -40,13 +42,23 @@ class Samples:
 
     def add(self, metric: MetricName, value: float | None, *labels: str) -> None:
         """Add a sample; None: the value is not known, so there is no sample."""
-        if value is None:
-            return
+        if value is not None:
+            self._family(metric).add_metric(labels, float(value))
+
+    def add_histogram(
+        self, metric: MetricName, bounds: Sequence[float], counts: Sequence[int], total: float, *labels: str
+    ) -> None:
+        """Add a histogram. `counts`: how many values are in each bucket, and in the one without a bound."""
+        upper = [*(str(bound) for bound in bounds), "+Inf"]
+        buckets = [*zip(upper, accumulate(counts), strict=True)]  # each includes the ones before it
+        self._family(metric).add_metric(labels, buckets, total)
+
+    def _family(self, metric: MetricName) -> Any:
         family = self._families.get(metric.name)
         if family is None:
             family = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.all_labels)
             self._families[metric.name] = family
-        cast(Any, family).add_metric(labels, float(value))
+        return family
 
     def families(self) -> Iterator[Metric]:
         """What was added."""
@@ -91,25 +103,41 @@ def _add_table(samples: Samples, name: str, table: Mapping[str, Any]) -> None:
         samples.add(metric, table.get(key), name, its)
 
 
-class ChangeCounter:
-    """Counts the changes that a run has applied, from its reports of progress."""
+class RunCounters:
+    """Counts what a run has applied: changes by table, from its reports of progress, and batches."""
 
     def __init__(self, subscription: str) -> None:
         self._subscription = subscription
         self._lock = threading.Lock()
         self._changes: dict[str, int] = {}
+        self._durations = [0] * (len(names.BATCH_BOUNDS) + 1)
+        self._seconds = 0.0
+        self._failed = 0
 
     def progress(self, now: Mapping[str, Any]) -> None:
         """Take over the numbers of a report: see `running.RunProgress`."""
         with self._lock:
             self._changes = {table["name"]: table["changes"] for table in now["tables"]}
 
+    def batch_ended(self, seconds: float, applied: bool) -> None:
+        """Count a batch: see `spark.apply_query.Apply`."""
+        with self._lock:
+            if applied:
+                self._durations[bisect_left(names.BATCH_BOUNDS, seconds)] += 1
+                self._seconds += seconds
+            else:
+                self._failed += 1
+
     def add_to(self, samples: Samples) -> None:
         """The samples of this run."""
         with self._lock:
-            changes = dict(self._changes)
+            changes, durations = dict(self._changes), [*self._durations]
+            seconds, failed = self._seconds, self._failed
         for table, count in changes.items():
             samples.add(names.APPLIED_CHANGES, count, self._subscription, table)
+        for result, count in zip(names.BATCH_RESULTS, (sum(durations), failed), strict=True):
+            samples.add(names.BATCHES, count, self._subscription, result)
+        samples.add_histogram(names.BATCH_DURATION, names.BATCH_BOUNDS, durations, seconds, self._subscription)
 
 
 class _Collector:

@@ -17,7 +17,7 @@ class MetricName:
     """A metric. Every sample has the label `subscription` too, unless `labels` is None."""
 
     name: str
-    kind: Literal["gauge", "counter"]
+    kind: Literal["gauge", "counter", "histogram"]
     help: str
     labels: tuple[str, ...] | None = ()
 
@@ -139,6 +139,17 @@ TABLE_UPKEEP: Final = MetricName(
 APPLIED_CHANGES: Final = MetricName(
     "walmere_applied_changes_total", "counter", "Changes that this `walmere run` has applied to the table.", ("table",)
 )
+BATCHES: Final = MetricName(
+    "walmere_batches_total",
+    "counter",
+    "Batches of this `walmere run`. `result`: applied, or failed; a failed one is repeated.",
+    ("result",),
+)
+BATCH_DURATION: Final = MetricName(
+    "walmere_batch_duration_seconds",
+    "histogram",
+    "How long the applied batches of this `walmere run` took, from the start of their tasks to the ledger.",
+)
 
 EVERY: Final = tuple(each for each in list(globals().values()) if isinstance(each, MetricName))
 """All metrics, in the order of this module."""
@@ -146,3 +157,6 @@ EVERY: Final = tuple(each for each in list(globals().values()) if isinstance(eac
 PHASES: Final = ("i", "d", "f", "s", "r")
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("source", "received", "durable", "applied")
+BATCH_RESULTS: Final = ("applied", "failed")
+BATCH_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper bounds of the buckets of `walmere_batch_duration_seconds`: a batch takes 0.1 s at least, a backlog minutes."""

@@ -64,7 +64,7 @@ class Batches:
         self._parallelism = parallelism
         self._ends = until is not None
         self._end: Lsn | None = None
-        # a transaction rewrites no files, so more changes of a batch save little; and it is applied while more is received
+        # a transaction rewrites no files, so larger batches save little; and it is applied while more is received
         self._planner = Planner(self._log, wait_for_more=not transactional, two_phase=two_phase, until=until)
         self._turn = 0
         self._last_change: object = None
