@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -38,7 +38,7 @@ from walmere.errors import (
 from walmere.libpq import check_dsn
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
-from walmere.storage import Lock
+from walmere.storage import Lock, read_error
 
 # A method imports what it alone needs: the receiver and `walmere status` are started often, and must start fast.
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from walmere.running import OnProgress
     from walmere.sinks.base import Sink
     from walmere.spark.apply_query import OnBatchEnd
+    from walmere.subscription.advice import Advice
     from walmere.subscription.launcher import Launcher
     from walmere.subscription.receiver import Receiver
     from walmere.verify.proof import Proof, Verdict, VerifyOptions
@@ -155,6 +156,21 @@ class Subscription:
         open_sink = functools.cache(self._open_sink)
         with closing(SourceReader(self.config)) as reader:
             yield lambda: status(self.config, open_sink, reader)
+
+    def advice(self, status: Mapping[str, Any]) -> list[Advice]:
+        """What is wrong by a status, the worst first, and what to do: as `walmere status` and the page show it."""
+        from walmere.subscription.advice import Processes, advice
+
+        error = read_error(self.directory / paths.RECEIVER_ERROR)
+        return advice(
+            status,
+            Processes(
+                self.file,
+                running=self.running,
+                has_target=self.config.target is not None,
+                receiver_error=None if error is None else str(error),
+            ),
+        )
 
     def source_position(self) -> Lsn:
         """The end of the source's WAL: everything that is committed now is before it."""

@@ -31,13 +31,14 @@ def status(
             watching.watch(subscription, as_json=json)
         return
     with without_garbage_collection():
-        state = walmere.Subscription(config).status()
+        subscription = walmere.Subscription(config)
+        state = subscription.status()
         if json:
             output.print_json(state)
         else:
             from walmere.cli import status_view
 
-            status_view.status(state)
+            status_view.status(state, subscription.advice(state))
     if state["error"] is not None:
         raise typer.Exit(failures.FAILED)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from walmere.cli.asking import Asker
-from walmere.cli.units import rows, size
 from walmere.errors import ConfigError
+from walmere.units import rows, size
 
 if TYPE_CHECKING:
     from walmere.config import Source

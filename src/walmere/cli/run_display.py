@@ -14,9 +14,9 @@ from typing import Any, Final, TextIO
 
 from walmere.cli.rate import Rate
 from walmere.cli.terminal import StatusLine
-from walmere.cli.units import left, rows, size, span
 from walmere.errors import WalmereError
 from walmere.subscription.state import Phase
+from walmere.units import left, rows, size, span
 
 Report = Mapping[str, Any]
 """What `walmere run --json` prints."""

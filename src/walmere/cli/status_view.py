@@ -1,38 +1,43 @@
-"""The output of `walmere status`: what a tired person needs to see first comes first."""
+"""The output of `walmere status`: what a tired person needs to see first comes first.
+
+What is wrong with the subscription is at the top, what is wrong with a table below the tables; each with what to do.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from walmere.cli.rate import Speeds
-from walmere.cli.units import rows as row_count
-from walmere.cli.units import size, span
+from walmere.subscription.advice import Advice, Level
 from walmere.subscription.state import Phase
+from walmere.units import rows as row_count
+from walmere.units import size, span
 
 State = Mapping[str, Any]
 
+_COLOURS: Final[Mapping[Level, str]] = {"problem": "red", "warning": "yellow", "busy": "default", "good": "green"}
 
-def status(state: State) -> None:
+
+def status(state: State, advice: Sequence[Advice]) -> None:
     """Print the output of `status`, for people."""
     # in a file or a pipe, a table need not fit into a terminal
     console = Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
-    for each in lines(state):
+    for each in lines(state, advice):
         console.print(each)
 
 
-def lines(state: State, speeds: Speeds | None = None) -> Iterator[RenderableType]:
+def lines(state: State, advice: Sequence[Advice], speeds: Speeds | None = None) -> Iterator[RenderableType]:
     """What `status` shows. `speeds`: if it is read again and again."""
     yield f"[bold]{escape(state['subscription'])}[/bold]"
-    if state["error"]:
-        yield f"  [red]{escape(state['error'])}[/red]"
-    if state["paused"]:
-        yield "  [yellow]paused: changes are received, and not applied; `walmere resume` continues[/yellow]"
+    for each in advice:
+        if each.table is None:
+            yield from _advice(each)
     if slot := state["slot"]:
         use = "active" if slot["active"] else "not active"
         retained = size(slot["retained_bytes"])
@@ -54,30 +59,18 @@ def lines(state: State, speeds: Speeds | None = None) -> Iterator[RenderableType
         yield f"  behind    {escape(', '.join(state['behind']))}"
     elif state["caught_up"]:
         yield "  caught up"
-    if state["next_batch"] is not None:
-        yield f"  batches   are larger, the next is at {state['next_batch']}: max_rewrite_bytes_per_hour"
-    for text in advice(state):
-        yield f"  [yellow]{escape(text)}[/yellow]"
     if state["tables"]:
         yield from _tables(state["tables"], {} if speeds is None else speeds.copies)
+    for each in advice:
+        if each.table is not None:
+            yield from _advice(each)
 
 
-def advice(state: State) -> Iterator[str]:
-    """What a person should do about the subscription."""
-    slot = state["slot"]
-    known = any(each["applied_lsn"] for each in state["tables"])
-    if slot is None and state["source_lsn"] is not None:
-        yield (
-            "the slot does not exist: `walmere drop`, then `walmere run` copies all tables again"
-            if known
-            else "not started yet: `walmere run` creates the slot and copies the tables"
-        )
-    elif slot is not None and slot["wal_status"] == "lost":
-        yield "the slot is lost: `walmere drop`, then `walmere run` copies all tables again"
-    elif slot is not None and slot["wal_status"] == "unreserved":
-        yield "the source may soon remove WAL that the slot needs: raise max_slot_wal_keep_size there"
-    elif slot is not None and not state["receiver"]["running"]:
-        yield "nothing receives, and the source keeps its WAL meanwhile: start `walmere run`"
+def _advice(each: Advice) -> Iterator[RenderableType]:
+    what = each.what if each.table is None else f"{each.table}: {each.what}"
+    yield f"  [{_COLOURS[each.level]}]{escape(what)}[/]"
+    if each.do:
+        yield f"    hint: {escape(each.do)}"
 
 
 def _tables(states: Sequence[State], speeds: Mapping[str, float]) -> Iterator[RenderableType]:
@@ -94,8 +87,6 @@ def _tables(states: Sequence[State], speeds: Mapping[str, float]) -> Iterator[Re
         )
     yield table
     yield from _extents([each for each in states if each["files"] is not None])
-    for each in states:
-        yield from (f"  {escape(each['name'])}: {escape(text)}" for text in remarks(each))
 
 
 def phase(table: State) -> str:
@@ -111,23 +102,6 @@ def copied(table: State) -> str:
     if table["phase"] != Phase.DATA_SYNC or not table["rows_estimated"]:
         return number
     return f"{number} of about {row_count(table['rows_estimated'])}"
-
-
-def remarks(table: State) -> Iterator[str]:
-    """What is wrong with a table, and what to do."""
-    if table["upkeep_waits_for"] is not None:
-        yield f"upkeep of its files waits for {table['upkeep_waits_for']}"
-    if table["conflicts"]:
-        yield f"{table['conflicts']} changes met a conflict: see the table conflicts in the target's schema"
-    if table["error"] is not None:
-        yield table["error"]
-    if table["next_copy"] is not None:
-        yield (
-            f"its changes were refused again after a copy; the next copy is at {table['next_copy']}, when the table is"
-            f" altered, or with `walmere resync {table['name']}`"
-        )
-    if table["locked"] is not None:
-        yield f"the table is locked at the source: {table['locked']}"
 
 
 def lag(of: State) -> str:

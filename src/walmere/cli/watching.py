@@ -35,7 +35,7 @@ def watch(subscription: Subscription, *, as_json: bool) -> None:
                 print(json.dumps({"time": round(time.time(), 3), **state}), flush=True)
             else:
                 speeds.add(state, began)
-                shown = Group(*lines(state, speeds))
+                shown = Group(*lines(state, subscription.advice(state), speeds))
                 if live is None:
                     console.print(shown, soft_wrap=True)
                 else:

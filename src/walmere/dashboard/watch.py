@@ -16,13 +16,12 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from walmere import paths
-from walmere.dashboard.findings import PHASES, Found, findings, summary
 from walmere.dashboard.history import History, row
 from walmere.dashboard.transactions import PassedTransaction, PassingTransactions
 from walmere.errors import WalmereError
 from walmere.lsn import Lsn
-from walmere.storage import read_error
+from walmere.subscription.advice import Advice, summary
+from walmere.subscription.state import Phase
 
 if TYPE_CHECKING:
     from walmere import Subscription
@@ -40,6 +39,9 @@ KEEP_ALIVE: Final = 15.0
 """Seconds between two events of a stream, at most: a proxy would end a silent one."""
 FIRST_READING: Final = 5.0
 """Seconds that `/metrics` waits for the first reading."""
+
+
+_PHASES: Final = {phase.value: phase.words for phase in Phase}
 
 
 class Hub:
@@ -148,9 +150,6 @@ class Watch:
             wal=source,
         )
         running = self.subscription.running
-        error = read_error(self.subscription.directory / paths.RECEIVER_ERROR)
-        receiver_error = None if error is None else str(error)
-        found = findings(status, self.subscription.file, running=running, receiver_error=receiver_error)
         shown = {
             "number": self.number,
             "name": self.name,
@@ -158,7 +157,7 @@ class Watch:
             "status": status,
             "running": running,
             "summary": asdict(summary(status, running=running)),
-            "findings": [asdict(each) for each in found],
+            "findings": [asdict(each) for each in self.subscription.advice(status)],
             "point": row(point),
             "transactions": [_shown(each, applied) for each in reversed(self._passing.last)],
         }
@@ -166,7 +165,7 @@ class Watch:
 
     def first_event(self) -> bytes:
         """What a page needs before the first reading: the history."""
-        shown = {"number": self.number, "name": self.name, "points": self._history.rows(), "phases": PHASES}
+        shown = {"number": self.number, "name": self.name, "points": self._history.rows(), "phases": _PHASES}
         return event("history", shown)
 
     def _run(self) -> None:
@@ -199,7 +198,7 @@ def _failed(number: int, name: str, error: Exception) -> dict[str, Any]:
     what, do = str(error), ""
     if isinstance(error, WalmereError):
         what, do = f"{error.doing}: {error.wrong}", error.hint
-    found = [asdict(Found("problem", what, do))]
+    found = [asdict(Advice("problem", what, do))]
     text = {"level": "problem", "text": "its state cannot be read"}
     return {"number": number, "name": name, "time": time.time(), "status": None, "summary": text, "findings": found}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from walmere.dashboard.findings import PHASES, Found, findings, summary
+from walmere.subscription.advice import Advice, Processes, advice, summary
 
 TABLE: dict[str, Any] = {
     "name": "public.orders", "phase": "r", "error": None, "published": True, "locked": None, "next_copy": None,
@@ -21,8 +21,8 @@ STATUS: dict[str, Any] = {
 FILE = Path("shop.toml")
 
 
-def found(status: dict[str, Any], *, running: bool = True, receiver_error: str | None = None) -> list[Found]:
-    return findings({**STATUS, **status}, FILE, running=running, receiver_error=receiver_error)
+def found(status: dict[str, Any], *, running: bool = True, **others: Any) -> list[Advice]:
+    return advice({**STATUS, **status}, Processes(FILE, running=running, **others))
 
 
 def table(**values: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_nothing_is_wrong_with_a_subscription_that_is_caught_up() -> None:
         (table(phase="d"), True, "busy", "copying 1 of 1 tables"),
         ({"caught_up": False, "lag_seconds": None}, True, "busy", "catching up"),
         ({"caught_up": False, "lag_seconds": 0.71}, True, "good", "0.7 s behind"),
-        ({"caught_up": False, "lag_seconds": 7300.0}, True, "warning", "2 h behind"),
+        ({"caught_up": False, "lag_seconds": 7300.0}, True, "warning", "2 h 1 min behind"),
         (table(phase="i", published=False), True, "good", "caught up"),
     ],
 )
@@ -90,6 +90,20 @@ def test_the_error_of_a_receiver_that_has_ended_is_shown_and_the_worst_comes_fir
     assert not found({}, receiver_error=error), "it was started again since"
 
 
-def test_every_phase_has_words() -> None:
-    assert {*PHASES} == {*"idfsr"}
-    assert all(PHASES.values())
+@pytest.mark.parametrize(
+    ("status", "others", "what", "do"),
+    [
+        ({"slot": None, "durable_lsn": None}, {}, "not started yet", "walmere run -c shop.toml"),
+        ({"slot": None, "durable_lsn": None}, {"has_target": False}, "not started yet", "walmere receive"),
+        ({"receiver": {"running": False}}, {}, "nothing receives", "walmere run -c shop.toml"),
+        ({}, {}, "no process on this machine applies changes", "walmere run -c shop.toml"),
+    ],
+)
+def test_what_is_not_running_is_said_once(status: dict[str, Any], others: dict[str, Any], what: str, do: str) -> None:
+    [one] = found(status, running=False, **others)
+    assert what in one.what
+    assert do in one.do
+
+
+def test_a_subscription_that_is_only_received_lacks_no_process_that_applies() -> None:
+    assert found({}, running=False, has_target=False) == []
