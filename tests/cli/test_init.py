@@ -91,6 +91,7 @@ def test_missing_rights_come_with_their_sql_and_are_granted_on_request(
         code, _, err = here("init", dsn, "-c", file, "--force", "--grant")
         assert code == 1
         assert "permission denied" in err
+        assert "hint: --admin DSN" in err
         code, out, err = here("init", dsn, "-c", file, "--force", "--grant", "--admin", database.dsn)
         assert code == 0, out + err
         assert out.count("done: ") == 2

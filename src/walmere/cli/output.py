@@ -44,7 +44,11 @@ def findings(source: str, report: Sequence[Finding], *, as_json: bool) -> None:
             console.print(f"     [cyan]{escape(line)}[/cyan]")
     problems = sum(finding.level == "problem" for finding in report)
     warnings = sum(finding.level == "warning" for finding in report)
-    console.print(f"{problems} problems, {warnings} warnings")
+    console.print(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def progress(now: Mapping[str, Any]) -> None:

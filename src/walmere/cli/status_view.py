@@ -49,7 +49,9 @@ def lines(state: State, advice: Sequence[Advice], speeds: Speeds | None = None) 
         yield f"  {label:<9} {state[label + '_lsn'] or '–'}"
     yield f"  lag       {lag(state)}"
     receiver = state["receiver"]
-    yield f"  receiver  {'running' if receiver['running'] else 'not running'}, {lag(receiver)} behind"
+    known = receiver["lag_bytes"] is not None or receiver["lag_seconds"] is not None
+    behind = f", behind by {lag(receiver)}" if known else ""
+    yield f"  receiver  {'running' if receiver['running'] else 'not running'}{behind}"
     if speeds is not None and speeds.wal:
         shown = ", ".join(f"{what} {size(round(speed))}/s" for what, speed in speeds.wal.items())
         yield f"  rate      {shown} of WAL"

@@ -11,6 +11,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from walmere.config import Source
+from walmere.errors import AccessRefused
 from walmere.names import TableName
 from walmere.publisher.catalog import set_timeouts
 from walmere.publisher.connect import Connection, connect, translate_errors
@@ -122,5 +123,8 @@ def execute(admin: Source, statements: Iterable[str]) -> None:
         with translate_errors(admin, "preparing the database"), connection.transaction():
             for statement in statements:
                 connection.execute(statement.encode())
+    except AccessRefused as error:
+        hint = "--admin DSN names a connection as the owner, or as a superuser"
+        raise AccessRefused(error.doing, error.wrong, hint) from None
     finally:
         connection.close()
