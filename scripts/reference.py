@@ -272,7 +272,7 @@ _ABOUT_METRICS: Final = """\
 The guide [Monitor a subscription](../guides/monitor.md) says how to get them into Prometheus and Grafana.
 
 - `walmere run --metrics` and `walmere run --dashboard` have all of them, and `walmere dashboard` all but the last
-  three, which a run counts itself. `walmere receive --metrics` has those of the receiver, and the positions.
+  four, which a run counts itself. `walmere receive --metrics` has those of the receiver, and the positions.
 - An LSN is a byte position in the WAL, so that differences are bytes.
 - A value that is not known has no sample: there is no lag while the source does not answer.
 - Counters start at 0 with the process that counts, and so does the histogram.

@@ -40,8 +40,8 @@ class Mirror:
         """`source` are more keys of [source], or other values of those that are there anyway."""
         self.database = database
         self._failures: list[BaseException] = []
-        self.batches: list[tuple[float, bool]] = []
-        """Of all runs in this process: how long each batch took, and whether it was applied."""
+        self.batches: list[float | None] = []
+        """Of all runs in this process: how long each batch took; None: it has failed, and is retried."""
         set_json_loads(_as_text, database.connection)  # json as its text, as the target has it
         directory.mkdir(exist_ok=True)
         self.file = directory / "walmere.toml"
@@ -79,7 +79,7 @@ master = "local[2]"
 
     def launcher(self) -> Launcher:
         """As `walmere run` makes it."""
-        return launcher(self.config, self.file, on_batch_end=lambda *ended: self.batches.append(ended))
+        return launcher(self.config, self.file, on_batch_end=self.batches.append)
 
     @contextlib.contextmanager
     def following(self) -> Iterator[tuple[Launcher, threading.Thread]]:

@@ -206,7 +206,7 @@ class Subscription:
         """Copy what is not copied yet, then apply changes, until stopped, or everything before an LSN is applied.
 
         `once`: until everything that the source has committed by now is applied. `on_progress` is called when a table
-        has a new position or phase, `on_batch_end` after each batch, with its seconds and whether it was applied.
+        has a new position or phase, `on_batch_end` after each batch, with its seconds, or None if it is retried.
         `take_over`: take over tables of the target that belong to another subscription; they are copied again.
         `receives`: False if `walmere receive` on another machine writes to the same store.
         """

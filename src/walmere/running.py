@@ -129,10 +129,11 @@ def launcher(  # noqa: PLR0913  what `walmere run` can be told, and its callback
 ) -> Launcher:
     """Start Spark and create a launcher that is ready to run.
 
-    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch, `on_batch_end` also
-    after one that has failed. `receives`: False if another machine receives into the store. `ends`: the run has an end,
-    so it may find nothing to do, and Spark is started only when it is needed. On a cluster, or if there are tables to
-    copy, it is started at once: what is wrong with it is known before anything else is done.
+    `on_progress` is called when a table has a new position or phase, `on_batch` after each batch, `on_batch_end` with
+    the seconds that it took, and with None if applying has failed and is retried. `receives`: False if another machine
+    receives into the store. `ends`: the run has an end, so it may find nothing to do, and Spark is started only when it
+    is needed. On a cluster, or if there are tables to copy, it is started at once: what is wrong with it is known
+    before anything else is done.
     """
     rules = TableRules.of(config)
     rules.require_key()
@@ -176,6 +177,7 @@ def launcher(  # noqa: PLR0913  what `walmere run` can be told, and its callback
         sync,
         upkeep=upkeep,
         require_spark=functools.partial(require_alive, directory / paths.SPARK_LOG),
+        on_retry=functools.partial(on_batch_end, None),
         take_over=take_over,
         shared=shared,
         receives=receives,

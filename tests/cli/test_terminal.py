@@ -28,7 +28,7 @@ def slots(database: Database) -> int:
 def test_watch_shows_what_changes_until_ctrl_c(database18: Database, path: Path, tmp_path: Path) -> None:
     with Terminal("status", "--watch", "-c", path) as terminal:
         terminal.expect("nothing receives, and the source keeps its WAL meanwhile")
-        terminal.expect(f"hint: walmere run -c {path}")
+        terminal.expect(f"hint: walmere receive -c {path}")
         terminal.expect("public.t  i waits for its copy")
         terminal.expect("rate ")
         assert walmere("pause", "-c", path).returncode == 0

@@ -126,6 +126,7 @@ def wait_for_status(browser: Browser, file: Path) -> dict[str, Any]:
 def test_the_page_shows_what_status_says_and_follows_it(browser: Browser, database18: Database, tmp_path: Path) -> None:
     config = database18.config(tmp_path / "state")
     file = write_config(config, tmp_path / "walmere.toml")
+    file.write_text(f"{file.read_text()}[target]\npath = 'lake'\n")
     database18.execute("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE orders")
     with Background(config), served(Subscription(file)) as page:
         eventually(database18.streaming)

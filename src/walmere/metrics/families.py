@@ -112,31 +112,31 @@ class RunCounters:
         self._changes: dict[str, int] = {}
         self._durations = [0] * (len(names.BATCH_BOUNDS) + 1)
         self._seconds = 0.0
-        self._failed = 0
+        self._retries = 0
 
     def progress(self, now: Mapping[str, Any]) -> None:
         """Take over the numbers of a report: see `running.RunProgress`."""
         with self._lock:
             self._changes = {table["name"]: table["changes"] for table in now["tables"]}
 
-    def batch_ended(self, seconds: float, applied: bool) -> None:
-        """Count a batch: see `spark.apply_query.Apply`."""
+    def batch_ended(self, seconds: float | None) -> None:
+        """Count a batch that took so long; None: it has failed, and is retried."""
         with self._lock:
-            if applied:
+            if seconds is None:
+                self._retries += 1
+            else:
                 self._durations[bisect_left(names.BATCH_BOUNDS, seconds)] += 1
                 self._seconds += seconds
-            else:
-                self._failed += 1
 
     def add_to(self, samples: Samples) -> None:
         """The samples of this run."""
         with self._lock:
             changes, durations = dict(self._changes), [*self._durations]
-            seconds, failed = self._seconds, self._failed
+            seconds, retries = self._seconds, self._retries
         for table, count in changes.items():
             samples.add(names.APPLIED_CHANGES, count, self._subscription, table)
-        for result, count in zip(names.BATCH_RESULTS, (sum(durations), failed), strict=True):
-            samples.add(names.BATCHES, count, self._subscription, result)
+        samples.add(names.BATCHES, sum(durations), self._subscription)
+        samples.add(names.APPLY_RETRIES, retries, self._subscription)
         samples.add_histogram(names.BATCH_DURATION, names.BATCH_BOUNDS, durations, seconds, self._subscription)
 
 

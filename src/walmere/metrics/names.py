@@ -142,13 +142,17 @@ APPLIED_CHANGES: Final = MetricName(
 BATCHES: Final = MetricName(
     "walmere_batches_total",
     "counter",
-    "Batches of this `walmere run`. `result`: applied, or failed; a failed one is repeated.",
-    ("result",),
+    "Batches that this `walmere run` has applied.",
+)
+APPLY_RETRIES: Final = MetricName(
+    "walmere_apply_retries_total",
+    "counter",
+    "Retries after an error of the target, of the store or of Spark that kept this `walmere run` from applying.",
 )
 BATCH_DURATION: Final = MetricName(
     "walmere_batch_duration_seconds",
     "histogram",
-    "How long the applied batches of this `walmere run` took, from the start of their tasks to the ledger.",
+    "How long the batches of this `walmere run` took, from the start of their tasks to the ledger.",
 )
 
 EVERY: Final = tuple(each for each in list(globals().values()) if isinstance(each, MetricName))
@@ -157,6 +161,5 @@ EVERY: Final = tuple(each for each in list(globals().values()) if isinstance(eac
 PHASES: Final = ("i", "d", "f", "s", "r")
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("source", "received", "durable", "applied")
-BATCH_RESULTS: Final = ("applied", "failed")
 BATCH_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of the buckets of `walmere_batch_duration_seconds`: a batch takes 0.1 s at least, a backlog minutes."""

@@ -66,7 +66,7 @@ from walmere.subscription.target.pace import Pace
 _log = logging.getLogger(__name__)
 
 OnBatch: TypeAlias = Callable[[list[Applied], Lsn], None]
-OnBatchEnd: TypeAlias = Callable[[float, bool], None]
+OnBatchEnd: TypeAlias = Callable[[float | None], None]
 MAX_LSN: Final = Lsn((1 << 64) - 1)
 _NOT_IN_LOG: Final = "the change log does not have the next changes of the table any more"
 _FULL_BELOW: Final = 1 << 20
@@ -134,7 +134,7 @@ class Apply:
     ) -> None:
         """`on_batch` is called after each batch, with the results by table and the LSN of the batch's end.
 
-        `on_batch_end`: called after each micro-batch with the seconds it took, and False if it has failed.
+        `on_batch_end` is called after each micro-batch that was applied, with the seconds it took.
         `rewrite_limit`: batches may write at most this many bytes per hour; None: there is no limit. `hash_key`: for
         columns that are hashed.
         """
@@ -361,21 +361,15 @@ class Apply:
         with self._committing:
             if self._finished:
                 return  # the next run begins at the LSN of the tables
-            began, applied = time.monotonic(), False
+            began = time.monotonic()
             try:
-                self._check_shared()
-                self._skip_written()
-                self._do_batch(references)
-                applied = True
-            finally:
-                self._on_batch_end(time.monotonic() - began, applied)
-
-    def _check_shared(self) -> None:
-        try:
-            self._tables.shared.check()
-        except WalmereError as error:
-            self._error = error  # Spark would return only its text
-            raise
+                self._tables.shared.check()
+            except WalmereError as error:
+                self._error = error  # Spark would return only its text
+                raise
+            self._skip_written()
+            self._do_batch(references)
+            self._on_batch_end(time.monotonic() - began)
 
     def _do_batch(self, references: DataFrame) -> None:
         self._began = now()

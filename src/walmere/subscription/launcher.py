@@ -129,6 +129,7 @@ class Launcher:
         require_spark: Callable[[float], None] = lambda _: None,
         on_poll: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
+        on_retry: Callable[[], None] = lambda: None,
         take_over: bool = False,
         shared: SharedState | None = None,
         receives: bool = True,
@@ -137,8 +138,9 @@ class Launcher:
 
         `upkeep` makes the scheduler of upkeep, from the function that commits its results.
         `require_spark(seconds)` raises if Spark has ended, or ends within this time. `on_poll` is called often,
-        `on_end` at the end. `take_over`: take tables of the target from other owners. `shared`: the state, if it is in
-        a store. `receives`: False if a receiver on another machine writes to that store.
+        `on_end` at the end, `on_retry` when applying has failed and is retried. `take_over`: take tables of the target
+        from other owners. `shared`: the state, if it is in a store. `receives`: False if a receiver on another machine
+        writes to that store.
         """
         self._config = config
         self._config_file = config_file
@@ -162,6 +164,7 @@ class Launcher:
         self._require_spark = require_spark
         self._on_poll = on_poll
         self._on_end = on_end
+        self._on_retry = on_retry
 
     def stop(self) -> None:
         """Request the end of the run. Safe in a signal handler."""
@@ -458,6 +461,7 @@ class Launcher:
             raise error
         _log.warning("%s: %s; starting to apply changes again in %.1f s", error.doing, error.wrong, pause)
         self._start_at = time.monotonic() + pause
+        self._on_retry()
 
 
 def lock_run(directory: Path) -> Lock:
