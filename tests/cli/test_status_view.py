@@ -15,7 +15,7 @@ TABLE: dict[str, Any] = {
 }  # fmt: skip
 STATUS: dict[str, Any] = {
     "subscription": "shop", "slot": None, "store": None, "source_lsn": "0/1", "received_lsn": None, "durable_lsn": None,
-    "applied_lsn": None, "lag_bytes": None, "lag_seconds": None, "caught_up": False, "behind": ["public.orders[1]"],
+    "applied_lsn": "0/0", "lag_bytes": None, "lag_seconds": None, "caught_up": False, "behind": ["public.orders[1]"],
     "receiver": {"running": False, "lag_bytes": None, "lag_seconds": None}, "tables": [TABLE],
     "disk": {"log_bytes": 0, "lake_bytes": None},
 }  # fmt: skip
@@ -30,4 +30,5 @@ def test_what_is_wrong_is_first_and_of_a_table_last_with_what_to_do(capsys: pyte
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["shop", "  paused", "    hint: walmere resume -c [shop].toml"]
     assert lines[-2:] == ["  public.orders[1]: casting: no [red]", "    hint: alter it"]
+    assert "  applied   –" in lines, "nothing is applied yet"
     assert any("d being copied" in line and "10 of about 100" in line for line in lines)

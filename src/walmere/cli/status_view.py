@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from walmere.cli.rate import Speeds
+from walmere.lsn import INVALID_LSN
 from walmere.subscription.advice import Advice, Level
 from walmere.subscription.state import Phase
 from walmere.units import rows as row_count
@@ -46,7 +47,7 @@ def lines(state: State, advice: Sequence[Advice], speeds: Speeds | None = None) 
         writer = "no receiver yet" if store["receiver"] is None else f"epoch {store['epoch']}, {store['receiver']}"
         yield f"  store {escape(store['url'])}: {escape(writer)}"
     for label in ("source", "received", "durable", "applied"):
-        yield f"  {label:<9} {state[label + '_lsn'] or '–'}"
+        yield f"  {label:<9} {_position(state[label + '_lsn'])}"
     yield f"  lag       {lag(state)}"
     receiver = state["receiver"]
     known = receiver["lag_bytes"] is not None or receiver["lag_seconds"] is not None
@@ -66,6 +67,10 @@ def lines(state: State, advice: Sequence[Advice], speeds: Speeds | None = None) 
     for each in advice:
         if each.table is not None:
             yield from _advice(each)
+
+
+def _position(lsn: str | None) -> str:
+    return "–" if lsn in (None, str(INVALID_LSN)) else str(lsn)
 
 
 def _advice(each: Advice) -> Iterator[RenderableType]:
