@@ -26,6 +26,11 @@ def rows(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things: `1 table`, `2 tables`."""
+    return f"{rows(count)} {what}{'' if count == 1 else 's'}"
+
+
 def left(count: float) -> str:
     """Seconds, as people say them."""
     return f"{count:.0f} s" if count < 120 else span(count)

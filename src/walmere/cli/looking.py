@@ -91,7 +91,10 @@ def log(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show the transactions of the change log, without the values of the rows unless asked for."""
+    """Show the transactions of the change log.
+
+    The values of the rows are shown only with --values.
+    """
     from walmere.cli import transactions
 
     end_as_by_ctrl_c()

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from walmere.units import counted
+
 if TYPE_CHECKING:
     from walmere.publisher.finding import Finding
 
@@ -44,11 +46,7 @@ def findings(source: str, report: Sequence[Finding], *, as_json: bool) -> None:
             console.print(f"     [cyan]{escape(line)}[/cyan]")
     problems = sum(finding.level == "problem" for finding in report)
     warnings = sum(finding.level == "warning" for finding in report)
-    console.print(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    console.print(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
 
 
 def progress(now: Mapping[str, Any]) -> None:

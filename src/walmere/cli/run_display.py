@@ -16,7 +16,7 @@ from walmere.cli.rate import Rate
 from walmere.cli.terminal import StatusLine
 from walmere.errors import WalmereError
 from walmere.subscription.state import Phase
-from walmere.units import left, rows, size, span
+from walmere.units import counted, left, rows, size, span
 
 Report = Mapping[str, Any]
 """What `walmere run --json` prints."""
@@ -153,5 +153,5 @@ class RunDisplay:
     def _summary(self, report: Report) -> str:
         applied = report["applied_lsn"]
         upto = "" if applied is None else f", up to {applied}"
-        count = len(report["tables"])
-        return f"{count} table{'s' if count != 1 else ''}, {rows(_changes(report))} changes applied{upto}"
+        tables, changes = counted(len(report["tables"]), "table"), counted(_changes(report), "change")
+        return f"{tables}, {changes} applied{upto}"

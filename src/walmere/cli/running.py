@@ -78,7 +78,7 @@ def run(
     token_file: serving.TokenFile = None,
     log_format: logs.LogFormatOption = logs.LogFormat.TEXT,
 ) -> None:
-    """Copy the tables to the target, then apply changes, until stopped."""
+    """Copy the tables, then apply changes, until stopped."""
     subscription = walmere.Subscription(config)
     as_json = log_format is logs.LogFormat.JSON
     served = serving.ServedBesideRun(

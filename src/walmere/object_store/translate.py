@@ -19,7 +19,7 @@ _METADATA: Final = re.compile(r"169\.254\.169\.254|metadata\.google\.internal|/l
 _REFUSED: Final = re.compile(
     r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|AccessDenied|Malformed"
 )
-_RETRY: Final = "Walmere retries; if this repeats, see whether the store can be reached"
+_RETRY: Final = "see whether the store can be reached; a run without --once or --until retries"
 CREDENTIALS: Final = (
     "set the credentials in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
     " GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), or give the machine a role"

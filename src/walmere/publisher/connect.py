@@ -186,7 +186,7 @@ _BY_ERROR: Final[tuple[tuple[Callable[[psycopg.Error, str], bool], type[SourceEr
     (
         lambda error, _: error.sqlstate is None or error.sqlstate[:2] in _TRANSIENT,
         SourceUnavailable,
-        "Walmere retries; if this repeats, see the log of the source",
+        "see whether the source can be reached, and its log; a run without --once or --until retries",
     ),
 )
 """Errors of the server, with error class and hint. The first that fits counts."""

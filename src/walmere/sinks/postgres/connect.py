@@ -102,7 +102,8 @@ def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.InvalidSchemaName):
         return SinkMismatch(doing, text, "`walmere check` compares the tables of source and target")
     if error.sqlstate is None or error.sqlstate[:2] in _TRANSIENT:
-        return SinkUnavailable(doing, text, "Walmere retries; if this repeats, see the log of the target's server")
+        hint = "see whether the target can be reached, and its log; a run without --once or --until retries"
+        return SinkUnavailable(doing, text, hint)
     return SinkError(doing, text)
 
 
