@@ -40,42 +40,43 @@ class CopyProgress:
 
 
 class _RunningTasks:
-    """Asks the source how many rows the running tasks of a copy have read. Another thread may close it meanwhile."""
+    """Asks the source how many rows the running tasks of a copy have read. Another thread may close it meanwhile.
+
+    That thread must not close a connection in use: libpq would crash the process. Then the one that uses it does.
+    """
 
     def __init__(self, source: Source, snapshot: Snapshot) -> None:
         self._source = source
         self._snapshot = snapshot
         self._connection: Connection | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._asking = threading.Lock()
 
     def rows(self) -> int:
         """The rows; 0 if the source does not answer."""
-        with suppress(SourceError):
-            connection = self._open()
-            if connection is not None:
-                with translate_errors(self._source, "reading the progress of a copy"):
-                    return rows_being_copied(connection, self._snapshot)
-        return 0
-
-    def _open(self) -> Connection | None:
-        if self._connection is not None and not self._connection.closed:
-            return self._connection
-        made = connect(self._source, "walmere launcher")
-        with self._lock:
+        rows = 0
+        with self._asking, suppress(SourceError):
             if not self._closed:
-                self._connection = made
-        if self._closed:
-            made.close()
-            return None
-        catalog.set_timeouts(made)
-        return made
+                rows = self._ask()
+        if self._closed:  # meanwhile
+            self.close()
+        return rows
+
+    def _ask(self) -> int:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._source, "walmere launcher")
+            catalog.set_timeouts(self._connection)
+        with translate_errors(self._source, "reading the progress of a copy"):
+            return rows_being_copied(self._connection, self._snapshot)
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if self._connection is not None:
-                self._connection.close()
+        self._closed = True
+        if self._asking.acquire(blocking=False):
+            try:
+                if self._connection is not None:
+                    self._connection.close()
+            finally:
+                self._asking.release()
 
 
 class RunningCopies:
