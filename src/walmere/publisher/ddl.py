@@ -65,14 +65,15 @@ class TableDdl:
     types: tuple[str, ...] = ()  # create the types of its columns, if they do not exist
     create: tuple[str, ...] = ()
     after: tuple[str, ...] = ()  # when its rows are there
-    added: dict[str, str] = field(default_factory=dict)  # by name, the definition of a column that is added later
+    added: dict[str, str] = field(default_factory=dict)  # by name, a column that is added later, for existing rows
+    defaults: dict[str, str] = field(default_factory=dict)  # by name, its default for new rows
 
 
 def table_ddl(connection: Connection, table: Table) -> TableDdl:
     """Read the DDL of a table."""
     names = [column.name for column in table.columns]
     name = Identifier(table.schema, table.name)
-    definitions, added = [], {}
+    definitions, added, defaults = [], {}, {}
     for column, kind, not_null, identity, default, missing in connection.execute(_COLUMNS, [table.oid, names]):
         plain = SQL("{} {}").format(Identifier(column), SQL(kind))
         definition = plain + SQL(" NOT NULL" if not_null else "")
@@ -83,9 +84,9 @@ def table_ddl(connection: Connection, table: Table) -> TableDdl:
         definitions.append(definition)
         if missing is not None:
             plain += SQL(" DEFAULT ") + Literal(missing)
-        elif default is not None:
-            plain += SQL(" DEFAULT ") + SQL(default)
         added[column] = plain.as_string(connection)
+        if default is not None:
+            defaults[column] = default
     types = [each for row in connection.execute(_TYPES, [table.oid, names]) for each in _type(row)]
     create = [_schema(table.schema), SQL("CREATE TABLE {} ({})").format(name, SQL(", ").join(definitions))]
     after = _identity(connection, table, name)
@@ -94,6 +95,7 @@ def table_ddl(connection: Connection, table: Table) -> TableDdl:
         tuple(each.as_string(connection) for each in create),
         tuple(each.as_string(connection) for each in after),
         added,
+        defaults,
     )
 
 

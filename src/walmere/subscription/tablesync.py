@@ -323,12 +323,16 @@ class TableSync:
             return
         self._tables.shared.check(0.0)
         if is_lake(self._sink):
-            version = self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
+            version: int | None = self._sink.evolve(known.table, evolution.schema, evolution.values, self._tasks.map)
         else:
             assert isinstance(self._sink, PostgresSink)
-            moved = zip(evolution.schema.names, evolution.values, strict=True)
-            renamed = {name: was for name, was in moved if isinstance(was, str) and was != name}
-            version = self._sink.alter(known.table, statements, renamed)
+            moved = dict(zip(evolution.schema.names, evolution.values, strict=True))
+            renamed = {name: was for name, was in moved.items() if isinstance(was, str) and was != name}
+            added = [name for name, was in moved.items() if not isinstance(was, str)]
+            version = self._sink.alter(known.table, statements, renamed, added)
+            if version is None:
+                self._tables.change({oid: state.copy_again})
+                return
         self._tables.change({oid: lambda its: state.evolved(its, now, version)})
 
     def _copy(self, known: TableState) -> None:

@@ -123,6 +123,37 @@ def test_columns_that_are_added_or_renamed_at_the_source_are_so_at_the_target(bo
     both.assert_equal("SELECT * FROM added", source=True)
 
 
+@pytest.mark.long
+def test_columns_that_are_added_or_renamed_have_the_values_of_the_source_also_in_old_rows(both: SideBySide) -> None:
+    query = "SELECT * FROM t ORDER BY id"
+    both.everywhere("CREATE TABLE t (id int PRIMARY KEY, a text, b text)")
+    both.source("INSERT INTO t VALUES (1, 'a', 'b')", "CREATE PUBLICATION pub FOR TABLE t")
+    both.subscribe(target={"create_tables": True})
+    both.sync_ours()
+    for number, statements in enumerate(
+        (
+            ("ALTER TABLE t ADD n int", "ALTER TABLE t ALTER n SET DEFAULT 7"),  # old rows have NULL
+            ("ALTER TABLE t RENAME a TO x", "ALTER TABLE t RENAME b TO a", "ALTER TABLE t RENAME x TO b"),
+            ("ALTER TABLE t DROP b",),
+            ("ALTER TABLE t ADD b text DEFAULT 'new'",),  # the target still has the column that was dropped
+            ("ALTER TABLE t ADD c text", "UPDATE t SET c = a || '!'"),
+            ("ALTER TABLE t DROP a", "ALTER TABLE t RENAME c TO a"),
+        ),
+        2,
+    ):
+        both.source(f"BEGIN; {'; '.join(statements)}; COMMIT", f"INSERT INTO t (id) VALUES ({number})")
+        both.sync_ours()
+        names = [
+            name
+            for (name,) in both.publisher.rows(
+                "SELECT attname FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped"
+            )
+        ]
+        query = f"SELECT {', '.join(names)} FROM t ORDER BY id"
+        assert both.ours.rows(query) == both.publisher.rows(query), statements
+    assert both.ours.value("SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = 't'::regclass LIMIT 1")
+
+
 def test_a_table_waits_for_a_column_with_the_statement_that_adds_it_and_goes_on_by_itself(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
     both.source("CREATE PUBLICATION pub FOR TABLE t, other")

@@ -5,6 +5,9 @@ the rows of these transactions. Otherwise (it is copied again, or has rows of it
 staging table, and one transaction moves all rows: readers see the old rows until then. So it is with triggers that
 fire: what they do elsewhere cannot be undone, and those of a statement must fire once.
 
+A crash of the target's server empties unlogged tables, but not the record of their ranges. So beside the staging table
+there is another unlogged table, whose one row is missing then: the copy fails, and begins again.
+
 A range is recorded in the transaction that copies it, so an attempt that is repeated does nothing. An attempt of an
 older copy finds that its copy is not the current one any more.
 """
@@ -19,7 +22,7 @@ from typing import Protocol
 
 from psycopg.sql import SQL, Composable, Identifier
 
-from walmere.errors import SinkConflict
+from walmere.errors import SinkConflict, SinkUnavailable
 from walmere.libpq import Address
 from walmere.lsn import Lsn
 from walmere.names import TableName
@@ -51,7 +54,11 @@ class Creation(Protocol):
 
     @property
     def added(self) -> Mapping[str, str]:
-        """By name, the definition of a column that is added later."""
+        """By name, the definition of a column that is added later: its default is the value of existing rows."""
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """By name, the default of a column for new rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +117,14 @@ class Copy:
         ):
             copied_before = self._require_current(connection, doing, "FOR UPDATE")
             if not self.direct:
+                self._require_staged(connection, doing)
                 relation = read_relations(connection, [self.table])[self.table]
-                put = replace_rows if copied_before else insert_rows
-                put(connection, relation, self.into, self.names)
-                connection.execute(SQL("DROP TABLE {}").format(self.into))
+                if copied_before:
+                    kept = Identifier(self.state.schema, f"copy_{self.number}_kept")
+                    replace_rows(connection, relation, self.into, self.names, kept)
+                else:
+                    insert_rows(connection, relation, self.into, self.names)
+                _drop_staging(connection, self.state, self.number)
             for statement in self.after:
                 connection.execute(statement.encode())
             versions = self.state.advance(connection, [(self.table, lsn)])
@@ -149,6 +160,13 @@ class Copy:
         if stored is None or stored.copy != self.stored:
             raise SinkConflict(doing, "another copy of the table has begun since")
         return stored.copied
+
+    def _require_staged(self, connection: Connection, doing: str) -> None:
+        """Raise SinkUnavailable if the staging table was emptied since the copy began."""
+        query = SQL("SELECT FROM {}").format(_marker(self.state, self.number))
+        if not connection.execute(query).fetchall():
+            wrong = "a crash of the target's server has emptied the staging table"
+            raise SinkUnavailable(doing, wrong, "no action needed: the table is copied again")
 
     def _end(self, connection: Connection) -> None:
         connection.execute(
@@ -211,6 +229,8 @@ def begin(
                 columns = SQL(", ").join(map(Identifier, names))
                 query = SQL("CREATE UNLOGGED TABLE {} AS SELECT {} FROM {} WITH NO DATA")
                 connection.execute(query.format(copy.into, columns, relation.sql))
+                query = SQL("CREATE UNLOGGED TABLE {} AS SELECT true AS whole")
+                connection.execute(query.format(_marker(state, copy.number)))
             connection.execute(
                 state.sql("UPDATE {schema}.tables SET copy = $4 WHERE subscription = $1 AND schema = $2 AND name = $3"),
                 [state.subscription, *table, copy.stored],
@@ -237,6 +257,9 @@ def add_columns(connection: Connection, relation: TargetRelation, names: Sequenc
     for name in names:
         column = SQL(definition.added[name])
         connection.execute(SQL("ALTER TABLE {} ADD COLUMN {}").format(relation.sql, column))
+        default = definition.defaults.get(name)
+        change = SQL("DROP DEFAULT") if default is None else SQL("SET DEFAULT ") + SQL(default)
+        connection.execute(SQL("ALTER TABLE {} ALTER COLUMN {} {}").format(relation.sql, Identifier(name), change))
 
 
 def undo(connection: Connection, state: State, table: TableName, copy: str) -> None:
@@ -246,7 +269,7 @@ def undo(connection: Connection, state: State, table: TableName, copy: str) -> N
     if kind in (_CREATED, _DIRECT) and relation is not None:
         _remove_copied(connection, state, relation, number)
     elif kind == _STAGED:
-        connection.execute(SQL("DROP TABLE IF EXISTS {}").format(_staging(state, number)))
+        _drop_staging(connection, state, number)
     connection.execute(state.sql("DELETE FROM {schema}.copied_ranges WHERE copy = $1"), [number])
 
 
@@ -277,3 +300,13 @@ def _drop_if_empty(connection: Connection, table: TableName) -> None:
 
 def _staging(state: State, number: str) -> Identifier:
     return Identifier(state.schema, f"copy_{number}")
+
+
+def _marker(state: State, number: str) -> Identifier:
+    """The table whose row is there as long as no crash has emptied the staging table."""
+    return Identifier(state.schema, f"copy_{number}_whole")
+
+
+def _drop_staging(connection: Connection, state: State, number: str) -> None:
+    names = SQL(", ").join([_staging(state, number), _marker(state, number)])
+    connection.execute(SQL("DROP TABLE IF EXISTS {}").format(names))

@@ -5,6 +5,7 @@ They are read in every batch, all in one query, because they may be altered at a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ from walmere.errors import ColumnMissing, SinkMismatch, SinkRefused
 from walmere.names import Identity, TableName
 from walmere.sinks.postgres.connect import Connection
 
+_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _IN_TREE: Final = (
     "CASE c.relkind WHEN 'p' THEN ARRAY(SELECT relid::oid FROM pg_partition_tree(c.oid)) ELSE ARRAY[c.oid] END"
 )
@@ -61,8 +63,9 @@ LATERAL (
     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 ) columns,
 LATERAL (
-    SELECT json_agg(json_build_array(i.indisprimary, of_index.same_collations, of_index.columns)
-        ORDER BY i.indisprimary DESC, i.indexrelid) AS found
+    SELECT json_agg(json_build_array(
+        i.indisprimary, i.indisreplident, i.indimmediate AND of_index.same_collations, of_index.columns
+    ) ORDER BY i.indisprimary DESC, i.indexrelid) AS found
     FROM pg_index i,
     LATERAL (
         SELECT json_agg(a.attname ORDER BY k.place) AS columns,
@@ -132,7 +135,8 @@ class TargetRelation:
     columns: Mapping[str, TargetColumn]
     keys: Sequence[tuple[str, ...]]  # the columns of each unique index, the primary key first
     primary_key: tuple[str, ...]
-    indexed: Sequence[tuple[str, ...]]  # those of `keys` whose index finds rows by the columns' own collations
+    indexed: Sequence[tuple[str, ...]]  # those of `keys` that are checked at once, by the columns' own collations
+    replica_identity: tuple[str, ...]  # the index by which PostgreSQL finds a row with replica identity FULL, if any
     fires: Sequence[str]  # triggers and rules that are enabled for a subscriber
     fires_per_statement: bool
     referenced: bool  # by a foreign key
@@ -156,7 +160,7 @@ class TargetRelation:
 
     def is_unique(self, identity: Identity) -> bool:
         """Whether at most one row has a given key."""
-        return any(set(key) <= set(identity.key) for key in self.keys)
+        return self.has_index(identity.key)
 
     def has_index(self, names: Iterable[str]) -> bool:
         """Whether a unique index finds the rows with given values of these columns."""
@@ -169,10 +173,10 @@ class TargetRelation:
         if not self.in_reach:
             schema = self.table.namespace
             wrong = f"the role lacks USAGE on the schema {schema} of {self.table}"
-            raise SinkRefused(doing, wrong, f"GRANT USAGE ON SCHEMA {schema} TO …;")
+            raise SinkRefused(doing, wrong, f"GRANT USAGE ON SCHEMA {_in_sql(schema)} TO …;")
         if self.lacks:
             wrong = f"the role lacks {', '.join(self.lacks)} on {self.table}"
-            raise SinkRefused(doing, wrong, f"GRANT {', '.join(self.lacks)} ON {self.table} TO …;")
+            raise SinkRefused(doing, wrong, f"GRANT {', '.join(self.lacks)} ON {_in_sql(*self.table)} TO …;")
         if self.row_security:
             wrong = f"row security applies to the role on {self.table}"
             raise SinkRefused(doing, wrong, "ALTER ROLE … BYPASSRLS; or make the role the owner of the table")
@@ -183,6 +187,11 @@ class TargetRelation:
         if generated:
             wrong = f"{self.table} of the target generates columns that are published: {', '.join(generated)}"
             raise SinkMismatch(doing, wrong, "drop the expressions there, or publish a column list without them")
+
+
+def _in_sql(*parts: str) -> str:
+    """A name for a statement in a hint: quoted where it is not plain."""
+    return ".".join(part if _PLAIN.fullmatch(part) else Identifier(part).as_string(None) for part in parts)
 
 
 def missing_columns(
@@ -199,15 +208,15 @@ def missing_columns(
     columns = "column" if len(missing) == 1 else "columns"
     definitions, renamed = definitions or {}, renamed or {}
     added = ", ".join(
-        f"RENAME COLUMN {renamed[name]} TO {name}"
+        f"RENAME COLUMN {_in_sql(renamed[name])} TO {_in_sql(name)}"
         if name in renamed
-        else f"ADD COLUMN {definitions.get(name, f'{name} …')}"
+        else f"ADD COLUMN {definitions.get(name, f'{_in_sql(name)} …')}"
         for name in missing
     )
     return ColumnMissing(
         doing,
         f"the target's table {table} lacks the {columns} {', '.join(missing)}",
-        f"ALTER TABLE {table} {added}; or set target.create_tables = true",
+        f"ALTER TABLE {_in_sql(*table)} {added}; or set target.create_tables = true",
     )
 
 
@@ -243,13 +252,15 @@ def read_relations(connection: Connection, tables: Sequence[TableName]) -> dict[
 def _relation(row: tuple[Any, ...]) -> TargetRelation:
     schema, name, oid, kind, columns, keys, *rest = row
     found = [TargetColumn(*each) for each in columns]
+    by_identity = sorted((each for each in keys if each[0] or each[1]), key=lambda each: not each[1])
     return TargetRelation(
         TableName(schema, name),
         oid,
         kind,
         {each.name: each for each in found},
-        [tuple(columns) for _, _, columns in keys],
-        next((tuple(columns) for primary, _, columns in keys if primary), ()),
-        [tuple(columns) for _, same_collations, columns in keys if same_collations],
+        [tuple(columns) for *_, columns in keys],
+        next((tuple(columns) for primary, *_, columns in keys if primary), ()),
+        [tuple(columns) for *_, is_checked, columns in keys if is_checked],
+        next((tuple(columns) for *_, is_checked, columns in by_identity if is_checked), ()),
         *rest,
     )

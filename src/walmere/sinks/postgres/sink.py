@@ -17,7 +17,7 @@ A table has no old versions: a point can be read only while it is the newest. `v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -209,10 +209,13 @@ class PostgresSink:
         """Store the LSNs of the tables, and commit. Returns their versions."""
         return transaction.commit(begun, end_lsn, commit_time)
 
-    def alter(self, table: TableName, definition: Creation, renamed: Mapping[str, str]) -> int:
-        """Make sure that a table has the columns of a definition.
+    def alter(
+        self, table: TableName, definition: Creation, renamed: Mapping[str, str], added: Collection[str] = ()
+    ) -> int | None:
+        """Make sure that a table has the columns of a definition. Returns its version; None: it has to be copied again.
 
-        `renamed`: old names by new ones.
+        `renamed`: old names by new ones. `added`: the names of new columns. If the table has a column of such a name
+        already, it may be that of a column which the source has dropped, so it has other values in the existing rows.
         """
         doing = f"altering the target's table {table}"
         columns = definition.added
@@ -223,6 +226,10 @@ class PostgresSink:
             missing = [name for name in columns if name not in relation.columns]
             if missing and not self.create_tables:
                 raise missing_columns(table, missing, doing, columns, renamed)
+            had = [name for name in added if name in relation.columns]
+            had += [name for name, old in renamed.items() if {name, old} <= relation.columns.keys()]
+            if had and self.create_tables:
+                return None
             moved = {name: old for name in missing if (old := renamed.get(name)) in relation.columns}
             moved = {name: old for name, old in moved.items() if old not in columns}
             with connection.transaction():

@@ -5,7 +5,7 @@
     <schema>.copied_ranges   of a running copy, the ranges that are committed, and the transactions that have done it
     <schema>.conflicts       changes that met a conflict
     <schema>.prepared        of each prepared transaction the tables that it changes; visible when it is committed
-    <schema>.staged_changes  changes that a transaction applies row by row and then prepares; nobody else sees them
+    <schema>.staged_changes  changes that are applied row by row without a temporary table; nobody else sees them
 
 The LSN of a table is in the transaction that brings it there. So after a crash nothing is lost or applied twice. The
 transaction also advances a replication origin, if the role may use one: it marks the changes, so that a publication of
@@ -184,5 +184,8 @@ class State:
                 return [f"deleted the state of {self.subscription} in schema {self.schema} of the target"]
             for name in ("format", "tables", "copied_ranges", "conflicts", "prepared", "staged_changes"):
                 connection.execute(SQL("DROP TABLE {}.{}").format(Identifier(self.schema), Identifier(name)))
+            owned = "SELECT FROM pg_namespace WHERE nspname = $1 AND pg_has_role(nspowner, 'USAGE')"
+            if not connection.execute(owned, [self.schema]).fetchall():  # somebody else has created it
+                return [f"dropped the tables of Walmere in schema {self.schema} of the target"]
             connection.execute(SQL("DROP SCHEMA {} RESTRICT").format(Identifier(self.schema)))
         return [f"dropped schema {self.schema} of the target"]

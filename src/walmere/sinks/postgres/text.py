@@ -67,8 +67,10 @@ def bool_array(mask: Any) -> TextArray:
     return TextArray(b"{" + b",".join(np.where(mask, b"t", b"f").tolist()) + b"}")
 
 
-def array_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
-    """For each row, an array of its values, as PostgreSQL writes a text[]."""
+def array_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> pa.Array:
+    """For each of `count` rows, an array of its values, as PostgreSQL writes a text[]."""
+    if not columns:  # a table without columns has rows, too
+        return pa.repeat(_scalar(b"{}"), count)
     parts: list[Any] = [_scalar(b"{")]
     for column in columns:
         parts += [_elements(one_array(column)), _scalar(b",")]

@@ -9,7 +9,8 @@ This is for what sets of rows cannot do as PostgreSQL's own subscriber does:
 
 All changes go to one temporary table of the session, with their values as arrays of text. The block loops over it. So
 rows are not sent back and forth, and tables are changed in the order of the source, also among each other. (A
-transaction that has used a temporary table cannot be prepared: then it is a table of Walmere's schema.)
+transaction that has used a temporary table cannot be prepared, and not every role may create one: then it is a table of
+Walmere's schema.)
 
 `changes` describes the changes, `block` is the block, and `conflicts` is about rows that the target refuses.
 """
@@ -55,14 +56,20 @@ def apply_rows(
     `our_origins`: record changes of rows that others have written last; None: the server cannot tell. `prepares`:
     whether the transaction will be prepared.
     """
-    staging = Identifier(state.schema, "staged_changes") if prepares else Identifier("pg_temp", "walmere_changes")
-    if not prepares:
+    temporary = not prepares and _may_create_temporary(connection)
+    staging = Identifier("pg_temp", "walmere_changes") if temporary else Identifier(state.schema, "staged_changes")
+    if temporary:
         connection.execute(_STAGING)
         connection.execute(SQL("TRUNCATE {}").format(staging))  # of an earlier try in this transaction
     _stage(connection, changes, truncates, staging)
     _run(connection, state, changes, staging, on_conflict, our_origins)
-    if prepares:
+    if not temporary:
         connection.execute(SQL("DELETE FROM {}").format(staging))
+
+
+def _may_create_temporary(connection: Connection) -> bool:
+    [(allowed,)] = connection.execute("SELECT has_database_privilege(current_database(), 'TEMP')").fetchall()
+    return bool(allowed)
 
 
 def _stage(
@@ -147,7 +154,7 @@ def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:
             "relation": _numbers(np.full(count, -1)),
             "kind": pa.array([b"T"] * count, pa.binary()),
             "old": pa.nulls(count, pa.binary()),
-            "new": array_rows([statements]),
+            "new": array_rows([statements], count),
             "unchanged": pa.nulls(count, pa.binary()),
         }
     )
@@ -162,7 +169,7 @@ def _staged(number: int, changes: RowChanges) -> pa.Table:
     count = len(changes.kind)
     unchanged = pa.nulls(count, pa.binary())
     if any(mask is not None for mask in changes.unchanged):
-        unchanged = array_rows([_flags(mask, count) for mask in changes.unchanged])
+        unchanged = array_rows([_flags(mask, count) for mask in changes.unchanged], count)
 
     return pa.table(
         {
@@ -170,8 +177,8 @@ def _staged(number: int, changes: RowChanges) -> pa.Table:
             "sequence": _numbers(changes.sequence.astype(np.int64)),
             "relation": _numbers(np.full(count, number)),
             "kind": pa.array(changes.kind.view("S1"), pa.binary()),
-            "old": array_rows(changes.old.columns),
-            "new": array_rows(changes.new.columns),
+            "old": array_rows(changes.old.columns, count),
+            "new": array_rows(changes.new.columns, count),
             "unchanged": unchanged,
         }
     )

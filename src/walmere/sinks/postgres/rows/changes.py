@@ -74,6 +74,8 @@ def found(changes: RowChanges) -> Composable:
         condition: Composable = same(changes.identity.key)
         if relation.is_unique(changes.identity):
             return condition
+    elif relation.replica_identity and set(relation.replica_identity) <= set(names):
+        return same(relation.replica_identity)  # as PostgreSQL: the other columns may differ
     else:
         columns = [relation.columns[name] for name in names]
         here = SQL(", ").join(each.in_row(SQL("t.{}").format(each.sql)) for each in columns)
