@@ -52,6 +52,7 @@ SESSION: Final = {
     "search_path": "",
     "standard_conforming_strings": "on",
     "row_security": "off",
+    "array_nulls": "on",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",

@@ -88,12 +88,7 @@ def fold(changes: Changes, identity: Identity, *, may_exist: bool = False) -> Ne
     truncate = bool(len(truncates))
     if truncate:
         changes = _after(changes, int(truncates[-1]) + 1)
-    if any(mask is not None and mask[changes.kind == INSERT].any() for mask in changes.unchanged):
-        raise NotMirrored(
-            _DOING,
-            "a change of its key moved a row into the row filter, and the server did not send all of its TOAST values",
-            "no action needed: the table is being copied again. REPLICA IDENTITY FULL avoids it",
-        )
+    require_new_values(changes)
     if not len(changes) or ((changes.kind == INSERT).all() and not (may_exist and identity.keyed)):
         return replace(_empty(changes, identity, truncate), appends=changes.new)
     if identity.keyed:
@@ -105,6 +100,16 @@ def fold(changes: Changes, identity: Identity, *, may_exist: bool = False) -> Ne
         "there is an UPDATE or DELETE of a table without a replica identity",
         "give the table a primary key, or ALTER TABLE … REPLICA IDENTITY FULL, and copy it again",
     )
+
+
+def require_new_values(changes: Changes) -> None:
+    """Raise NotMirrored for an Insert that does not have all values of its row."""
+    if any(mask is not None and mask[changes.kind == INSERT].any() for mask in changes.unchanged):
+        raise NotMirrored(
+            _DOING,
+            "a change of its key moved a row into the row filter, and the server did not send all of its TOAST values",
+            "no action needed: the table is being copied again. REPLICA IDENTITY FULL avoids it",
+        )
 
 
 def _after(changes: Changes, start: int) -> Changes:

@@ -11,7 +11,8 @@ from key to key:
     Update of a row that   not a Delete  update the row that had this key before the batch
     the target has         Delete        delete that row
 
-Deletes come first, then updates, then inserts: a key that was freed can be used again.
+Deletes come first, then updates, then inserts: a key that was freed can be used again. If it was not freed, because
+the publication leaves out deletes, both rows are written: the target refuses the second one, as it should.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from walmere.apply.fold import DELETE, INSERT, Changes, KeyedChanges, follow, multiset, take
+from walmere.apply.fold import DELETE, INSERT, Changes, KeyedChanges, follow, multiset, require_new_values, take
 from walmere.errors import NotMirrored
 from walmere.names import Identity
 from walmere.sinks.base import Mask, RowNet
@@ -41,7 +42,8 @@ def fold_rows(changes: Changes, identity: Identity) -> RowNet:
 
 
 def require_identity(changes: Changes, identity: Identity) -> None:
-    """Raise NotMirrored for an UPDATE or DELETE whose row cannot be found."""
+    """Raise NotMirrored for an UPDATE or DELETE whose row cannot be found, or an INSERT that lacks values."""
+    require_new_values(changes)
     if not (identity.keyed or identity.multiset or (changes.kind == INSERT).all()):
         raise NotMirrored(
             "applying changes to the target",
@@ -54,8 +56,9 @@ def _keyed(keyed: KeyedChanges) -> RowNet:
     kind, parent = keyed.changes.kind, keyed.parents()
     first = follow(np.ones(len(kind), np.bool_), parent)
     in_target = kind[first] != INSERT
-    last_of_key = np.append(keyed.event_key[1:] != keyed.event_key[:-1], True)
-    exist = np.sort(keyed.event_change[last_of_key & keyed.writes])
+    begins = keyed.writes & ((kind == INSERT) | keyed.moved)[keyed.event_change]  # another row gets the key
+    last_of_row = np.append((keyed.event_key[1:] != keyed.event_key[:-1]) | begins[1:], True)
+    exist = np.sort(keyed.event_change[last_of_row & keyed.writes])
     updated, inserted = exist[in_target[exist]], exist[~in_target[exist]]
     removed = np.flatnonzero((kind == DELETE) & in_target)
     by_old = keyed.old_place >= 0

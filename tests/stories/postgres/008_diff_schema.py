@@ -102,6 +102,36 @@ def test_replica_identity_full_finds_no_row_that_has_local_values(both: SideBySi
 
 
 @pytest.mark.long
+def test_replica_identity_full_finds_a_row_by_the_key_of_the_subscriber(both: SideBySide) -> None:
+    """With a key of the subscriber, PostgreSQL compares no other columns."""
+    for table in "fgh":
+        both.source(
+            f"CREATE TABLE {table} (a int NOT NULL, b int)",
+            f"ALTER TABLE {table} REPLICA IDENTITY FULL",
+            f"INSERT INTO {table} SELECT i, i FROM generate_series(1, 6) i",
+        )
+    both.source("CREATE PUBLICATION pub FOR TABLE f, g, h")
+    both.target(
+        "CREATE TABLE f (a int PRIMARY KEY, b int, local int DEFAULT 5)",
+        "CREATE TABLE g (a int PRIMARY KEY, b int)",
+        "CREATE TABLE h (a int NOT NULL UNIQUE, b int, local int PRIMARY KEY GENERATED ALWAYS AS IDENTITY)",
+        "ALTER TABLE h REPLICA IDENTITY USING INDEX h_a_key",
+    )
+    both.start()
+    for table in "fgh":
+        both.target(f"UPDATE {table} SET b = 100 WHERE a < 3")
+        both.source(
+            f"UPDATE {table} SET b = 10 WHERE a IN (1, 3)",
+            f"DELETE FROM {table} WHERE a IN (2, 4)",
+            f"UPDATE {table} SET a = 50 WHERE a = 5",
+        )
+    both.sync()
+    both.assert_equal("SELECT * FROM f ORDER BY a", "SELECT * FROM g ORDER BY a", "SELECT a, b FROM h ORDER BY a")
+    both.assert_equal(*(f"SELECT a, b FROM {table} ORDER BY a" for table in "fgh"), source=True)
+    assert not {"update_missing", "delete_missing"} & both.our_conflicts().keys()
+
+
+@pytest.mark.long
 @pytest.mark.since(15, "disable_on_error")
 def test_columns_that_the_subscriber_does_not_have_are_named(both: SideBySide) -> None:
     both.source(

@@ -86,6 +86,25 @@ def test_filters_of_partitioned_tables(both: SideBySide) -> None:
     both.assert_equal("SELECT * FROM root WHERE a >= 50 AND a < 150 ORDER BY a", source=True)
 
 
+@pytest.mark.long
+def test_a_large_value_of_a_row_that_enters_the_filter_is_copied_with_ours_and_null_with_native(
+    both: SideBySide,
+) -> None:
+    """The publisher sends such a row as an insert, without the value."""
+    both.everywhere("CREATE TABLE t (a int PRIMARY KEY, b text)")
+    both.source(
+        "ALTER TABLE t ALTER b SET STORAGE EXTERNAL",
+        "INSERT INTO t VALUES (1, repeat('x', 20000)), (2, 'stays out')",
+        "CREATE PUBLICATION pub FOR TABLE t WHERE (a > 10)",
+    )
+    both.start()
+    both.source("UPDATE t SET a = 20 WHERE a = 1", "INSERT INTO t VALUES (30, 'later')")
+    both.sync()
+    query = "SELECT a, length(b) FROM t ORDER BY a"
+    assert both.native.rows(query) == [(20, None), (30, 5)]
+    assert both.ours.rows(query) == [(20, 20000), (30, 5)]
+
+
 def test_a_filter_on_a_large_value_that_is_not_sent(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE t (a text NOT NULL, b int)")
     both.source(

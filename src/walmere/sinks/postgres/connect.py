@@ -21,8 +21,13 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57", "58", "XX"})
 """Classes of SQLSTATE to retry: connection, deadlock, resources, locks, operator intervention, system, internal."""
-_ABOUT_A_ROW: Final = frozenset({"21", "22", "23", "44"})
-"""Classes of SQLSTATE: cardinality, a value that is not valid or too long, a constraint, WITH CHECK OPTION."""
+_ABOUT_A_ROW: Final = frozenset({"21", "22", "23", "44", "54"})
+"""Classes of SQLSTATE: cardinality, a value that is not valid or too long, a constraint, WITH CHECK OPTION, a limit of
+the server (a value that is too long for an index; a table with too many columns for one statement)."""
+_OF_THE_SERVER: Final = "0[012389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX"
+"""All classes of SQLSTATE that PostgreSQL has. Triggers may raise others."""
+REFUSALS: Final = f"^(?:{'|'.join(sorted(_ABOUT_A_ROW))}|P0001|(?!{_OF_THE_SERVER}))"
+"""A regular expression, of Python and PostgreSQL, for the SQLSTATE of a row that is refused."""
 _REFUSED: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)
 _open: dict[tuple[int, str], Connection] = {}
 _opening: Final = threading.Lock()
@@ -86,7 +91,7 @@ def translate_errors(address: Address, doing: str) -> Iterator[None]:
 
 def is_about_a_row(error: psycopg.Error) -> bool:
     """Whether the server has refused a row: another one may be accepted."""
-    return (error.sqlstate or "")[:2] in _ABOUT_A_ROW or isinstance(error, pg.RaiseException)
+    return error.sqlstate is not None and re.match(REFUSALS, error.sqlstate) is not None
 
 
 def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:

@@ -32,7 +32,7 @@ def block(
     ]
     probes = [probe_declaration(number, each) for number, each in enumerate(changes) if on_conflict is not None]
     body = SQL(
-        "DECLARE r record; affected int8; existed bool; {}\n{}"
+        "DECLARE r record; was record; affected int8; existed bool; {}\n{}"
         "BEGIN\n"
         "FOR r IN SELECT * FROM {} ORDER BY commit_lsn, sequence LOOP\n"
         "CASE r.relation WHEN -1 THEN EXECUTE (r.new)[1];\n{}\nEND CASE;\nEND LOOP;\nEND"
@@ -50,6 +50,8 @@ def _branch(
     insert = SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});").format(
         relation.sql, SQL(", ").join(map(Identifier, names)), SQL(", ").join(new)
     )
+    if not names:  # no column is published
+        insert = SQL("INSERT INTO {} DEFAULT VALUES;").format(relation.sql)
     update = _counted(changes, state, _update(changes, columns, new), "update_missing")
     delete: Composable = SQL("DELETE FROM {} AS t WHERE {};").format(relation.only, found(changes))
     always = [place for place, column in enumerate(columns) if column.identity == "a"]
@@ -58,7 +60,7 @@ def _branch(
             SQL("t.{} IS DISTINCT FROM {}").format(columns[place].sql, new[place]) for place in always
         )
         moved = SQL("EXISTS(SELECT FROM {} AS t WHERE {} AND ({}))").format(relation.only, found(changes), differs)
-        update = SQL("IF {} THEN {} {} ELSE {} END IF;").format(moved, delete, insert, update)
+        update = SQL("IF {} THEN {} ELSE {} END IF;").format(moved, _write_again(changes, delete, columns, new), update)
     delete = _counted(changes, state, delete, "delete_missing")
     if our_origins is not None:
         update = _tracked(changes, state, update, "update_origin_differs", our_origins)
@@ -77,6 +79,28 @@ def _update(changes: RowChanges, columns: Sequence[TargetColumn], new: Sequence[
     if not values:  # no column can be assigned
         return SQL("PERFORM FROM {} AS t WHERE {};").format(relation.only, found(changes))
     return SQL("UPDATE {} AS t SET {} WHERE {};").format(relation.only, SQL(", ").join(values), found(changes))
+
+
+def _write_again(
+    changes: RowChanges, delete: Composable, columns: Sequence[TargetColumn], new: Sequence[Composable]
+) -> Composable:
+    """Delete a row and insert it with its new values; unchanged TOAST values and local columns stay as they were."""
+    relation, local = changes.relation, changes.relation.local(changes.new.column_names)
+    values = [
+        SQL("CASE WHEN (r.unchanged)[{}] THEN was.{} ELSE {} END").format(place + 1, column.sql, value)
+        for place, (column, value) in enumerate(zip(columns, new, strict=True))
+    ]
+    return SQL(
+        "SELECT t.* INTO was FROM {} AS t WHERE {}; {}"
+        " IF FOUND THEN INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({}); END IF;"
+    ).format(
+        relation.only,
+        found(changes),
+        delete,
+        relation.sql,
+        SQL(", ").join(each.sql for each in (*columns, *local)),
+        SQL(", ").join([*values, *(SQL("was.{}").format(each.sql) for each in local)]),
+    )
 
 
 def _counted(changes: RowChanges, state: State, statement: Composable, missing: str) -> Composable:

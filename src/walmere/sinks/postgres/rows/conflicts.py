@@ -20,7 +20,7 @@ from psycopg.sql import Literal as SqlLiteral
 
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
-from walmere.sinks.postgres.connect import Connection
+from walmere.sinks.postgres.connect import REFUSALS, Connection
 from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
 from walmere.sinks.postgres.state import State
 
@@ -30,7 +30,6 @@ DECLARATIONS: Final = (
 )
 """The variables of the block that are used here."""
 _NULL: Final = SQL("NULL")
-_REFUSED: Final = "integrity_constraint_violation OR data_exception OR with_check_option_violation OR raise_exception"
 
 
 def probe_declaration(number: int, changes: RowChanges) -> Composable:
@@ -44,8 +43,8 @@ def guarded(number: int, changes: RowChanges, state: State, statement: Composabl
     if on_conflict == "overwrite":
         violated = SQL("IF failed_state NOT LIKE '23%' THEN {} END IF;").format(_stop(changes))
         then = violated + then + _clear(changes) + guarded(number, changes, state, statement, "stop")
-    return SQL("BEGIN {}\nEXCEPTION WHEN {} THEN {}\n{}\nEND;").format(
-        statement, SQL(_REFUSED), _diagnose(number, changes), then
+    return SQL("BEGIN {}\nEXCEPTION WHEN OTHERS THEN IF SQLSTATE !~ {} THEN RAISE; END IF;\n{}\n{}\nEND;").format(
+        statement, SqlLiteral(REFUSALS), _diagnose(number, changes), then
     )
 
 
