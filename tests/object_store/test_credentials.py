@@ -82,3 +82,26 @@ def test_a_machine_without_credentials_is_told_what_to_set(proxy: S3Proxy) -> No
     with pytest.raises(StoreRefused, match="no credentials") as caught:
         store.get("a")
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "value"),
+    [
+        ("gs://bucket/lake", "GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json"),
+        ("gs://bucket/lake", "GOOGLE_SERVICE_ACCOUNT", "/nowhere/key.json"),
+        ("az://bucket/lake", "AZURE_STORAGE_ACCOUNT_KEY", "hunter2, which is not base64"),
+    ],
+)
+def test_credentials_that_cannot_be_read_are_refused_and_not_tried_again(
+    url: str, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT", raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv(variable, value)
+    remote._client.cache_clear()
+    with pytest.raises(StoreRefused, match="opening the object store") as caught:
+        open_store(url).get("a")
+    assert not caught.value.transient
+    assert variable in caught.value.hint
+    assert "hunter2" not in str(caught.value)
+    remote._client.cache_clear()

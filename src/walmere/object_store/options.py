@@ -59,7 +59,7 @@ _ALIASES: Final = {
 _SECRET: Final = re.compile(r"secret|password|token|key|sas|credential|signature")
 VARIABLES: Final = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "file": "the variables of its store",
 }

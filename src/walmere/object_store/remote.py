@@ -13,10 +13,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
-from walmere.errors import StoreError, StoreUnavailable
+from walmere.errors import StoreError, StoreRefused, StoreUnavailable
 from walmere.object_store.aws_profile import require_role, settings_of_profile
 from walmere.object_store.base import ObjectStore, StoredObject
-from walmere.object_store.options import client_settings, locate, store_settings
+from walmere.object_store.options import VARIABLES, client_settings, locate, store_settings
 from walmere.object_store.translate import out_of_range, translated
 
 _TRIES: Final = 4
@@ -42,8 +42,13 @@ def _client(root: str, options: frozenset[tuple[str, str]]) -> Any:
         if "credential_provider" not in profile:
             require_role(given.get("metadata_endpoint"))
     settings: Any = {**profile, **store_settings(location, given), "client_options": client_settings(given)}
-    with translated(f"opening the object store {root}"):
-        return from_url(root, retry_config=_RETRY, **settings)
+    try:
+        with translated(f"opening the object store {root}"):
+            return from_url(root, retry_config=_RETRY, **settings)
+    except StoreUnavailable as error:
+        # no request was sent yet: the same happens again until somebody corrects it
+        hint = f"correct [storage], or {VARIABLES[location.kind]} in the environment"
+        raise StoreRefused(error.doing, error.wrong, hint) from None
 
 
 class RemoteStore(ObjectStore):
