@@ -32,6 +32,7 @@ test-long: $(READY)   ## the tests that take most of a minute each
 	@scripts/java
 	@scripts/versitygw
 	@scripts/azurite
+	@scripts/fake-gcs-server
 	@scripts/chromium
 	@$(BIN)/walmere warm
 	$(BIN)/pytest -m long --timeout 600 -n $(WORKERS) --dist worksteal

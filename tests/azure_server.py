@@ -16,13 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from object_stores import ENVIRONMENT, Bucket
 from processes import eventually
-from walmere.object_store import ObjectStore, open_store
 from walmere.testing.server import free_port
 
-ACCOUNT = "account"
-KEY = base64.b64encode(b"the-key-of-the-tests").decode()
-ENVIRONMENT = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY}
+ACCOUNT, KEY = (ENVIRONMENT[f"AZURE_STORAGE_ACCOUNT_{part}"] for part in ("NAME", "KEY"))
 _VERSION = "2025-11-05"
 
 
@@ -48,7 +46,7 @@ class AzureServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.options = {"endpoint": f"http://127.0.0.1:{self._port}/{ACCOUNT}", "account_name": ACCOUNT}
+        self.endpoint = f"http://127.0.0.1:{self._port}/{ACCOUNT}"
         eventually(self._answers, 60)
 
     def _answers(self) -> bool:
@@ -61,8 +59,8 @@ class AzureServer:
             return False
         return True
 
-    def store(self) -> ObjectStore:
-        """A place in a new container. Its key is in the environment."""
+    def bucket(self) -> Bucket:
+        """A new container."""
         name = f"t{secrets.token_hex(6)}"
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": _VERSION}
         signed = "\n".join(f"{key}:{value}" for key, value in headers.items())
@@ -70,11 +68,11 @@ class AzureServer:
         text = "PUT" + "\n" * 12 + f"{signed}\n/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
         mac = hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()
         headers["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(mac).decode()}"
-        url = f"{self.options['endpoint']}/{name}?restype=container"
+        url = f"{self.endpoint}/{name}?restype=container"
         request = urllib.request.Request(url, method="PUT", headers=headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert answer.status == 201
-        return open_store(f"az://{name}/some/prefix", self.options)
+        return Bucket(name, self.endpoint, "az")
 
     def stop(self) -> None:
         self._process.kill()

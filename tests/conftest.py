@@ -12,6 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from azure_server import AzureServer
+from gcs_server import GcsServer
 from object_stores import ENVIRONMENT, Bucket, S3Server
 from processes import Here
 from s3_proxy import S3Proxy
@@ -125,10 +127,27 @@ def s3_server() -> Iterator[S3Server]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def gs_server() -> Iterator[GcsServer]:
+    """A running emulator of Google Cloud Storage."""
+    server = GcsServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def az_server() -> Iterator[AzureServer]:
+    """A running emulator of Azure's storage."""
+    server = AzureServer()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
-def bucket(s3_server: S3Server) -> Bucket:
-    """A new bucket on an S3 server. Its credentials are in the environment."""
-    return s3_server.bucket()
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    """A new bucket on an S3 server, or on that of the parameter: gs or az. Its credentials are in the environment."""
+    server: S3Server | GcsServer | AzureServer = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_server")
+    return server.bucket()
 
 
 @pytest.fixture

@@ -72,9 +72,7 @@ directory = "subscription"
 store = "{bucket.url}/log"
 upload_seconds = 0.2
 {target or f'[target]{chr(10)}path = "{bucket.url}/lake"'}
-[storage]
-endpoint = "{bucket.endpoint}"
-region = "us-east-1"
+{bucket.section}
 [maintenance]
 [spark]
 master = "{cluster.url}"

@@ -1,7 +1,9 @@
-"""The S3 server of the tests, and buckets in it."""
+"""The S3 servers of the tests, and buckets in the servers of all stores."""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import secrets
 import shutil
@@ -15,8 +17,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "AKIAOFTHETESTS", "AWS_SECRET_ACCESS_KEY": "the-secret-of-the-tests"}
-"""Credentials, as users give them. Nothing may ever show the second one."""
+import pytest
+
+_GCS_KEY = Path(__file__).parent / "gcs_key.json"
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "AKIAOFTHETESTS",
+    "AWS_SECRET_ACCESS_KEY": "the-secret-of-the-tests",
+    "AZURE_STORAGE_ACCOUNT_NAME": "account",
+    "AZURE_STORAGE_ACCOUNT_KEY": base64.b64encode(b"the-key-of-the-tests").decode(),
+    "GOOGLE_SERVICE_ACCOUNT": str(_GCS_KEY),
+}
+"""Credentials, as users give them."""
+SECRETS = (
+    ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+    ENVIRONMENT["AZURE_STORAGE_ACCOUNT_KEY"],
+    json.loads(_GCS_KEY.read_text())["private_key"],
+)
+"""Nothing may ever show them."""
+
+EVERY_STORE = ["s3", *(pytest.param(scheme, marks=pytest.mark.long) for scheme in ("gs", "az"))]
+"""Parameters of the fixture `bucket`."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +45,21 @@ class Bucket:
 
     name: str
     endpoint: str
+    scheme: str = "s3"  # or gs, or az
 
     @property
     def url(self) -> str:
-        return f"s3://{self.name}"
+        return f"{self.scheme}://{self.name}"
 
     @property
     def options(self) -> Mapping[str, str]:
         """As [storage] has them."""
-        return {"endpoint": self.endpoint, "region": "us-east-1"}
+        return {"endpoint": self.endpoint} | ({"region": "us-east-1"} if self.scheme == "s3" else {})
+
+    @property
+    def section(self) -> str:
+        """The section [storage]."""
+        return "[storage]\n" + "".join(f'{key} = "{value}"\n' for key, value in self.options.items())
 
 
 class S3Server:

@@ -1,4 +1,4 @@
-"""A proxy before an S3 server that counts requests, and can delay them, refuse them, or lose their answers."""
+"""A proxy before the server of a store that counts requests, and can delay them, refuse them, or lose their answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from object_stores import Bucket
 
@@ -88,7 +88,7 @@ class S3Proxy:
     @property
     def bucket(self) -> Bucket:
         """The same bucket, through the proxy."""
-        return Bucket(self._bucket.name, f"http://127.0.0.1:{self._server.server_port}")
+        return replace(self._bucket, endpoint=f"http://127.0.0.1:{self._server.server_port}{self._target.path}")
 
     @property
     def origin(self) -> str:
@@ -106,7 +106,8 @@ class S3Proxy:
         with self._counting:
             before = self.counts[handler.command]
             self.counts[handler.command] += 1
-        path = handler.path.partition("?")[0].removeprefix(f"/{self._bucket.name}").lstrip("/")
+        path = unquote(handler.path.partition("?")[0])  # GCS has %2F between the parts of a name
+        path = path.removeprefix(f"{self._target.path}/{self._bucket.name}").lstrip("/")
         lost, late = False, 0.0
         self.signers |= set(re.findall(r"Credential=([^/]+)/", handler.headers.get("Authorization", "")))
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from object_stores import EVERY_STORE
 from s3_proxy import AnswerLate, Asked, LoseAnswer, Refuse, S3Proxy
 from walmere.errors import StoreUnavailable, StoreUnsuitable
 from walmere.object_store import ObjectStore, open_store
@@ -35,6 +36,18 @@ class Faulty:
         raise self.error()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("bucket", ["gs"], indirect=True)
+def test_a_store_that_ignores_generations_is_refused(proxy: S3Proxy) -> None:
+    store = store_of(proxy)
+    store.probe(replaces=True)
+    proxy.forget = ("x-goog-if-generation-match",)
+    for replaces in (False, True):
+        with pytest.raises(StoreUnsuitable, match="created only once"):
+            store.probe(replaces=replaces)
+    assert list(store.list()) == [], "a probe leaves nothing"
+
+
 def test_a_store_that_ignores_conditions_is_refused(proxy: S3Proxy) -> None:
     store = store_of(proxy)
     store.probe(replaces=True)
@@ -58,6 +71,7 @@ def test_a_store_that_ignores_conditions_is_refused(proxy: S3Proxy) -> None:
         pytest.param(lambda: Faulty(5, lambda: AnswerLate(1.6)), id="late"),
     ],
 )
+@pytest.mark.parametrize("bucket", EVERY_STORE, indirect=True)
 def test_what_is_put_is_put_once_whatever_happens_to_the_answer(proxy: S3Proxy, fault: Callable[[], Faulty]) -> None:
     store = store_of(proxy, timeout="1s")
     proxy.rule = rule = fault()
@@ -78,6 +92,7 @@ def test_what_is_put_is_put_once_whatever_happens_to_the_answer(proxy: S3Proxy, 
     assert (store.get("head") or (b"",))[0] == b"7"
 
 
+@pytest.mark.parametrize("bucket", EVERY_STORE, indirect=True)
 def test_of_two_writers_one_wins_whatever_happens_to_the_answers(proxy: S3Proxy) -> None:
     store = store_of(proxy)
     proxy.rule = rule = Faulty(2, LoseAnswer)

@@ -18,7 +18,7 @@ import pytest
 from changelog.stored import open_cache
 from conftest import Database
 from mirror import Mirror
-from object_stores import Bucket
+from object_stores import EVERY_STORE, Bucket
 from processes import Background, Here, eventually, running, walmere
 from receiving import changes, receive_all, summary
 from s3_proxy import Asked, S3Proxy, lose_every, refuse_every, slow
@@ -97,6 +97,7 @@ def test_what_is_confirmed_is_in_the_store_always_and_nothing_is_lost_or_doubled
     assert not list(other.changelog.glob("*.arrow")), "read from the store"
 
 
+@pytest.mark.parametrize("bucket", EVERY_STORE, indirect=True)
 def test_a_receiver_that_was_stopped_while_another_took_over_changes_nothing(
     database18: Database, tmp_path: Path, bucket: Bucket
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_receiver_that_was_stopped_while_another_took_over_changes_nothing(
         database.execute("INSERT INTO t VALUES (2)")
         # what wal_sender_timeout does after a minute
         database.rows("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        eventually(lambda: not database.streaming())
         with Background(config) as background:
             eventually(database.streaming)
             eventually(lambda: len(changes(config)) == 2)
@@ -133,7 +135,7 @@ def write_stored_config(database: Database, tmp_path: Path, bucket: Bucket, dire
         f"[source]\ndsn = '{database.dsn}'\npublications = ['pub']\nslot = '{database.slot}'\n"
         f"[subscription]\nname = 'test'\ndirectory = '{tmp_path / directory}'\n"
         f"store = '{bucket.url}/walmere/shop'\nupload_seconds = 0.1\n"
-        f"[storage]\nendpoint = '{bucket.endpoint}'\nregion = 'us-east-1'\n"
+        f"{bucket.section}"
     )
     return file
 
@@ -227,7 +229,7 @@ class StoredMirror(Mirror):
         self.file = directory / f"{machine}.toml"
         text = (directory / "walmere.toml").read_text()
         text = text.replace('directory = "subscription"', f'directory = "{machine}"')
-        self.file.write_text(text + f"[storage]\nendpoint = '{bucket.endpoint}'\nregion = 'us-east-1'\n")
+        self.file.write_text(text + bucket.section)
         self.set("subscription", store=f"{bucket.url}/walmere/shop", upload_seconds=0.2)
 
     @property
@@ -247,6 +249,7 @@ def copies(mirror: Mirror) -> dict[str, tuple[Lsn, float]]:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("bucket", ["s3", "gs", "az"], indirect=True)
 def test_a_zombie_changes_nothing_after_another_machine_took_over(
     database18: Database, tmp_path: Path, bucket: Bucket
 ) -> None:
@@ -393,6 +396,7 @@ def changed_within(proxy: S3Proxy, seconds: float) -> bool:
     return proxy.changing != before
 
 
+@pytest.mark.parametrize("bucket", EVERY_STORE, indirect=True)
 def test_drop_deletes_the_objects_and_a_new_start_begins_anew(
     database18: Database, tmp_path: Path, bucket: Bucket, here: Here
 ) -> None:
@@ -411,7 +415,7 @@ def test_drop_deletes_the_objects_and_a_new_start_begins_anew(
     store.put("beside", b"of somebody else")
     assert read_head(store) is not None
     code, out, _ = here("drop", "-c", other)
-    assert (code, "objects in s3://" in out) == (0, True)
+    assert (code, f"objects in {bucket.url}" in out) == (0, True)
     assert [each.name for each in store.list()] == ["beside"]
     database.execute("INSERT INTO t VALUES (2)")
     assert here("receive", "-c", file, "--once")[0] == 0
