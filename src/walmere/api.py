@@ -218,11 +218,15 @@ class Subscription:
         if (pid := Lock.holder(self.directory / paths.RUN)) is not None:  # before Spark starts, which takes seconds
             doing = f"running the subscription in {self.directory}"
             raise ChangeLogInUse(doing, f"process {pid} runs it already", f"stop process {pid} first")
+        from walmere.subscription.receiver import require_source
+
         if once or until is not None:
             self._require_not_paused("running the subscription up to an LSN")
         with self._stoppable():
             until = self._until(until, once)
             ends = until is not None
+            if receives:
+                require_source(self.config)  # also before Spark starts
             made = self.launcher(
                 on_progress=on_progress,
                 on_batch_end=on_batch_end,

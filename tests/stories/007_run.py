@@ -560,6 +560,7 @@ def test_a_bad_target_or_setting_of_spark_is_one_message_and_exit_code_2(
     database18: Database, tmp_path: Path, what: str
 ) -> None:
     old, new, said = BAD[what]
+    database18.execute("CREATE PUBLICATION pub")
     mirror = Mirror(database18, tmp_path)
     mirror.file.write_text(mirror.file.read_text().replace(old, new))
     ended = walmere("run", "-c", mirror.file)

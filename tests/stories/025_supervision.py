@@ -271,6 +271,24 @@ def test_a_full_lake_is_waited_for_and_a_run_that_ends_by_itself_gives_up(
     assert all("\n" not in record.getMessage() for record in caplog.records)
 
 
+def test_a_missing_publication_or_right_is_known_before_spark_starts(
+    database18: Database, tmp_path: Path, here: Here
+) -> None:
+    role = f"{database18.name}_repl"
+    database18.execute("CREATE PUBLICATION pub", f"CREATE ROLE {role} LOGIN")
+    try:
+        for mirror, said in [
+            (Mirror(database18, tmp_path / "a", "nothing"), "there is no publication nothing"),
+            (Mirror(database18, tmp_path / "b", user=role), "permission denied to start WAL sender"),
+        ]:
+            nobody = '"spark://127.0.0.1:1"\nshared_directory = true'  # Spark would be refused
+            mirror.file.write_text(mirror.file.read_text().replace('"local[2]"', nobody))
+            code, _, err = here("run", "-c", mirror.file)
+            assert (code, said in err) == (1, True), err
+    finally:
+        database18.execute(f"DROP ROLE {role}")
+
+
 def test_what_can_be_refused_is_refused_before_spark_starts(database18: Database, tmp_path: Path, here: Here) -> None:
     database = database18
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")

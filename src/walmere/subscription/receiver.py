@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from walmere import paths
-from walmere.changelog import retention
+from walmere.changelog import manifest_file, retention
 from walmere.changelog.assembly import Assembly
 from walmere.changelog.records import Header, render_header
 from walmere.changelog.search import ManifestSearch
@@ -315,6 +315,16 @@ def prepare(config: Config, opened: Callable[[Callable[[], None]], None] = lambd
         lock.close()
 
 
+def require_source(config: Config) -> None:
+    """Before the first run: raise if the source refuses the role or has no such publication. Spark starts later.
+
+    A source that does not answer is no error here: the run waits for it.
+    """
+    if not (config.changelog / manifest_file.NAME).exists():
+        with suppress(SourceUnavailable), closing(_Session(config)) as session:
+            session.require_publications()
+
+
 def require_matching_log(config: Config) -> None:
     """Raise if a receiver could not continue the log. Creates nothing but the local copy of a log in a store."""
     refresh_log(config)
@@ -382,6 +392,11 @@ class _Session:
             raise
         self.heartbeat: Heartbeat
         self.stream: Stream
+
+    def require_publications(self) -> None:
+        """Raise PublicationMissing unless all exist."""
+        with translate_errors(self._config.source, "reading the publications"):
+            catalog.require_publications(self._sql, self._config.source.publications)
 
     def prepare(self, directory: Path, cache: Cache | None = None) -> Lsn:
         """Create slot and log, or check that they belong together. Returns the slot's confirmed position.
