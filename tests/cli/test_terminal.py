@@ -33,7 +33,7 @@ def test_watch_shows_what_changes_until_ctrl_c(database18: Database, path: Path,
         terminal.expect("rate ")
         assert walmere("pause", "-c", path).returncode == 0
         terminal.forget()
-        terminal.expect("paused: nothing is copied or applied; changes wait in the change log")
+        terminal.expect("paused: changes are received, and not applied")
         with running("receive", "-c", path, output=tmp_path / "out"):
             eventually(database18.streaming)
             terminal.forget()

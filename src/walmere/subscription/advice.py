@@ -111,7 +111,7 @@ def _of_run(status: Status, processes: Processes) -> Iterator[Advice]:
         what, _, do = processes.receiver_error.partition(_HINT)
         yield Advice("problem", f"the receiver has ended: {what}", do)
     if status["paused"]:
-        what = "paused: nothing is copied or applied; changes wait in the change log"
+        what = "paused: changes are received, and not applied"
         yield Advice("warning", what, f"walmere resume -c {processes.file}")
     if status["slot"] is None and status["durable_lsn"] is None:
         if not processes.running:
