@@ -17,8 +17,9 @@ from sinks.subjects import BY_ID, DatabaseWriter, sink_of, text_changes
 from sinks.test_postgres import CREATE, TABLE, begin, clean, conflicts, do, found
 from walmere.apply.fold_rows import require_identity
 from walmere.errors import Conflict, NotMirrored
-from walmere.names import Identity
+from walmere.names import Identity, TableName
 from walmere.publisher.ddl import TableDdl
+from walmere.sinks.postgres.relation import missing_columns
 from walmere.sinks.postgres.sink import PostgresSink
 
 FULL = Identity("f", ())
@@ -186,3 +187,13 @@ def test_triggers_fire_for_rows_of_which_no_column_is_published(database: Databa
     assert found(database) == [(101,), (102,)]
     clean(database)
     database.execute("DROP FUNCTION add")
+
+
+def test_the_statements_of_a_hint_can_be_run(database: Database) -> None:
+    database.execute('CREATE TABLE "Odd Name" (id int, "O""ld" text)')
+    names, renamed = ["New", "plain", "Added"], {"New": 'O"ld'}
+    definitions = {"plain": "plain int", "Added": '"Added" int'}
+    error = missing_columns(TableName("public", "Odd Name"), names, "x", definitions, renamed)
+    database.execute(error.hint.partition("or set")[0])
+    database.rows('SELECT id, "New", plain, "Added" FROM "Odd Name"')
+    database.execute('DROP TABLE "Odd Name"')

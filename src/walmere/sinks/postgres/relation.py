@@ -207,16 +207,18 @@ def missing_columns(
     """
     columns = "column" if len(missing) == 1 else "columns"
     definitions, renamed = definitions or {}, renamed or {}
-    added = ", ".join(
-        f"RENAME COLUMN {_in_sql(renamed[name])} TO {_in_sql(name)}"
-        if name in renamed
-        else f"ADD COLUMN {definitions.get(name, f'{_in_sql(name)} …')}"
+    statements = [
+        f"ALTER TABLE {_in_sql(*table)} RENAME COLUMN {_in_sql(renamed[name])} TO {_in_sql(name)}; "
         for name in missing
-    )
+        if name in renamed
+    ]
+    added = [f"ADD COLUMN {definitions.get(name, f'{_in_sql(name)} …')}" for name in missing if name not in renamed]
+    if added:  # a RENAME must be a statement of its own
+        statements.append(f"ALTER TABLE {_in_sql(*table)} {', '.join(added)}; ")
     return ColumnMissing(
         doing,
         f"the target's table {table} lacks the {columns} {', '.join(missing)}",
-        f"ALTER TABLE {_in_sql(*table)} {added}; or set target.create_tables = true",
+        f"{''.join(statements)}or set target.create_tables = true",
     )
 
 
