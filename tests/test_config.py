@@ -301,6 +301,9 @@ def test_the_options_of_an_object_store(tmp_path: Path) -> None:
     wrong = refusal(tmp_path, STORED + "[storage]\noptions = {regoin = 'x'}")
     assert "storage: regoin is not an option of s3://bucket" in wrong
     assert "storage.timeout" in refusal(tmp_path, STORED + "[storage]\ntimeout = 0")
+    for address in ("localhost:9000", "http://", "http://h:x", "http://[::1", "ftp://h", "http://h:99999"):
+        wrong = refusal(tmp_path, STORED + f"[storage]\nendpoint = '{address}'")
+        assert "endpoint is not the address of a server" in wrong, address
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,21 @@ def checked(location: Location, options: Mapping[str, str]) -> dict[str, str]:
         if name not in _OF_KIND[location.kind] and name not in _CLIENT:
             known = ", ".join(sorted(_OF_KIND[location.kind] | _CLIENT))
             raise ConfigError(doing, f"{given} is not an option of {location.root}", f"the options are {known}")
+        if name in ("endpoint", "base_url") and not _is_address(value):  # obstore would panic
+            raise ConfigError(doing, f"{given} is not the address of a server", "write it as http://host:9000")
         if urlsplit(value).password is not None:
             raise ConfigError(doing, f"{given} has a password", "remove the password from the URL")
         found[name] = value
     return found
+
+
+def _is_address(url: str) -> bool:
+    """Whether this is http:// or https:// with a host, and a port if there is one."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        return False
 
 
 def is_secret(name: str) -> bool:
