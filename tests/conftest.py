@@ -232,9 +232,13 @@ class Database:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    """Runs commands."""
-    return Here(monkeypatch, capsys)
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
+    """Runs commands. What they put into the environment, such as a password, is removed after the test."""
+    before = dict(os.environ)
+    yield Here(monkeypatch, capsys)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture
