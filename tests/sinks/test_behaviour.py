@@ -1,6 +1,6 @@
 """What every sink does, a lake or a database: the contract of `walmere.sinks.base`, one test after the other.
 
-`subjects` hides how each is written to and read. `test_lake` has what only lakes promise, `test_postgres` what only
+`subjects` hides how each is written to and read. `test_lake` has what only lakes promise, `postgres/` what only
 databases do.
 """
 

@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from conftest import Database, version_under_test
-from servers import server_of
+from conftest import Database
 from sinks.histories import Change, K, Row
 from sinks.subjects import BY_ID, DatabaseWriter, sink_of
 from walmere.errors import Conflict
@@ -20,18 +19,10 @@ TABLE = TableName("public", "t")
 SCHEMA = pa.schema([("id", pa.string()), ("v", pa.string()), ("w", pa.string())])
 
 
-@pytest.fixture(scope="module")
-def databases(request: pytest.FixtureRequest) -> Iterator[Database]:
-    made = Database(server_of(version_under_test(request.config)))
-    made.connection.prepare_threshold = None  # each test has another table t
-    yield made
-    made.drop()
-
-
 @pytest.fixture
-def database(databases: Database) -> Iterator[Database]:
-    yield databases
-    databases.execute(
+def database(database: Database) -> Iterator[Database]:
+    yield database
+    database.execute(
         "DROP TABLE IF EXISTS t CASCADE", "DROP SCHEMA IF EXISTS walmere CASCADE", "DROP DOMAIN IF EXISTS short, flags"
     )
 

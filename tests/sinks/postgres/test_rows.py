@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from conftest import Database, version_under_test
-from servers import server_of
+from conftest import Database
 from sinks.histories import SCHEMA, UNCHANGED, Change, insert, row, update
+from sinks.postgres.target import TABLE, begin, clean, conflicts, do, found
 from sinks.subjects import BY_ID, DatabaseWriter, sink_of, text_changes
-from sinks.test_postgres import CREATE, TABLE, begin, clean, conflicts, do, found
 from walmere.apply.fold_rows import require_identity
 from walmere.errors import Conflict, NotMirrored
 from walmere.names import Identity, TableName
@@ -24,21 +22,6 @@ from walmere.sinks.postgres.sink import PostgresSink
 
 FULL = Identity("f", ())
 OLD = ord("O")
-
-
-@pytest.fixture(scope="module")
-def database(request: pytest.FixtureRequest) -> Iterator[Database]:
-    made = Database(server_of(version_under_test(request.config)))
-    made.connection.prepare_threshold = None  # each test has another table t
-    yield made
-    made.drop()
-
-
-@pytest.fixture
-def sink(database: Database) -> Iterator[PostgresSink]:
-    database.execute(CREATE, "ALTER TABLE t ADD PRIMARY KEY (id)")
-    yield sink_of(database)
-    clean(database)
 
 
 def test_a_row_whose_identity_column_changes_keeps_toast_values_and_local_columns(
