@@ -72,6 +72,9 @@ def test_while_behind_a_batch_waits_for_more_but_not_for_ever(database18: Databa
     assert ends.end_of_batch(start, 1 << 20) == start, "the run ends later"
     ends.close()
     assert planner.end_of_batch(start, 1) > start, "it is large enough"
+    at_once = Planner(config.changelog, wait_for_more=False, clock=lambda: time[0])
+    assert at_once.end_of_batch(start, 1 << 20) > start, "a database does not wait"
+    at_once.close()
     time[0] += plan.QUIET_SECONDS * 1.1
     assert planner.end_of_batch(start, 1 << 20) > start, "nothing more has come"
     waiting = time[0]
