@@ -21,8 +21,8 @@ from delta_rows import read_delta
 from mirror import Mirror
 from processes import eventually, walmere
 from receiving import receive_all, summary
-from walmere.apply.jobs import ApplyJob
-from walmere.apply.worker import apply_table
+from walmere.apply.jobs import ApplyJob, Batch
+from walmere.apply.worker import apply_table, commit_staged
 from walmere.errors import SinkError, WalmereError
 from walmere.ledger.entry import Entry
 from walmere.ledger.file import Ledger
@@ -32,6 +32,7 @@ from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
 from walmere.spark.session import session
 from walmere.spark.tasks import SparkTasks
+from walmere.subscription import batches as planning
 from walmere.subscription.batches import Batches
 from walmere.subscription.state import TableState
 from walmere.subscription.tables import Tables
@@ -164,6 +165,36 @@ def test_two_tasks_that_apply_one_batch_at_once_are_one_commit(database18: Datab
         results = tasks.map(functools.partial(apply_table, sink=sink), [job, job])
     assert len(attempts.seen(tmp_path / "lake")) == 2
     assert {each.version for each in results} == {before + 1}
+    mirror.run_once()
+    assert batches_since(mirror, "t", before) == 1
+    mirror.assert_equal("t")
+
+
+def test_a_batch_of_inserts_that_is_too_large_for_its_tasks_is_taken_in_parts_and_is_one_commit(
+    database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror = Mirror(database, tmp_path)
+    mirror.run_once()
+    before = mirror.delta("t").version()
+    for first in range(0, 1600, 200):
+        database.execute(f"INSERT INTO t SELECT i, md5(i::text) FROM generate_series({first}, {first + 199}) i")
+        receive_all(database, mirror.config)
+    monkeypatch.setattr(planning, "MAX_BATCH_BYTES", 20_000)  # of more than 80,000
+    monkeypatch.setattr(planning, "MAX_INSERT_BYTES", 200_000)
+    monkeypatch.setattr(planning, "MIN_TASK_BYTES", 1)
+    batches = Batches(mirror.config.subscription.directory, 2, spread=True)
+    [batch, *jobs] = batches.plan(batches.latest())
+    assert isinstance(batch, Batch)
+    assert [len(each.blocks.refs) for each in jobs if isinstance(each, ApplyJob)] == [1] * 8
+    tasks = batches.together([batch, *jobs])
+    assert sorted(map(len, tasks)) == [4, 5], "two tasks, four parts each"
+    sink = DeltaSink(str(tmp_path / "lake"))
+    results = [apply_table(each, sink) for each in jobs if isinstance(each, ApplyJob)]
+    assert mirror.delta("t").version() == before, "nothing is visible yet"
+    [done] = commit_staged(sink, results, batch.end_lsn)
+    assert (done.changes, done.version) == (1600, before + 1)
     mirror.run_once()
     assert batches_since(mirror, "t", before) == 1
     mirror.assert_equal("t")

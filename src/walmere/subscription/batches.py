@@ -17,7 +17,7 @@ from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.parts import Part
 from walmere.changelog.plan import BlockRef, Blocks, Planner, divide
 from walmere.changelog.store.log_store import store_of
-from walmere.definition import Shape
+from walmere.definition import Definition, Shape
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.subscription.requests import cuts, pausing, skipping
@@ -26,6 +26,8 @@ from walmere.subscription.target.pace import next_batch
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most, divided over all tasks; or as many as the tasks of a large cluster need."""
+MAX_INSERT_BYTES: Final = 4 * MAX_BATCH_BYTES
+"""The same for a batch that has only inserts. Tasks take its parts one after the other, so they need no more memory."""
 MIN_TASK_BYTES: Final = 8 << 20
 """Bytes of the log per task, at least, if several tasks write one table."""
 MIN_PART_BYTES: Final = 4 << 20
@@ -37,6 +39,13 @@ _JOB_BYTES: Final = 256 << 10
 def _weight(work: ApplyJob | Batch) -> int:
     """What a job costs, about, in bytes of the log."""
     return 0 if isinstance(work, Batch) else _JOB_BYTES + sum(ref.block.length for ref in work.blocks.refs)
+
+
+def _is_partial(definition: Definition | None) -> bool:
+    """Whether an inserted key may already exist: not all changes are published, or deleted rows stay."""
+    if definition is None:
+        return False
+    return definition.partial or (definition.shaping is not None and definition.shaping.soft_deletes is not None)
 
 
 class Batches:
@@ -68,6 +77,7 @@ class Batches:
         self._planner = Planner(self._log, wait_for_more=not transactional, two_phase=two_phase, until=until)
         self._turn = 0
         self._last_change: object = None
+        self._divides: tuple[object, bool] = (None, False)  # of the states at this change
 
     @property
     def _log(self) -> Path:
@@ -86,7 +96,8 @@ class Batches:
         if waits or pausing.is_paused(self._directory):
             return {"lsn": str(self._end), "turn": str(self._turn)}
         before = self._end
-        self._end = self._planner.end_of_batch(before, self._max_bytes, self._cut)
+        max_insert_bytes = self._max_bytes * (MAX_INSERT_BYTES // MAX_BATCH_BYTES) if self._can_divide() else 0
+        self._end = self._planner.end_of_batch(before, self._max_bytes, self._cut, max_insert_bytes=max_insert_bytes)
         if before == self._end and self._tables_are_behind():
             self._turn += 1  # another offset makes Spark run another batch, for these tables only
         return {"lsn": str(self._end), "turn": str(self._turn)}
@@ -94,6 +105,17 @@ class Batches:
     def _cut(self, start: Lsn, log_end: Lsn) -> Lsn | None:
         """Where a cut ends the batch. Read after the log, whose end is before the snapshot of any later cut."""
         return cuts.active(self._directory).end(start, log_end)
+
+    def _can_divide(self) -> bool:
+        """Whether the inserts of every table can be divided. Called often, as the next one."""
+        if self._transactional:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            changed = Tables.changed(self._directory)
+            if changed != self._divides[0]:
+                partial = any(_is_partial(each.definition) for each in Tables(self._directory) if each.follows)
+                self._divides = changed, not partial
+        return self._divides[1]
 
     def _tables_are_behind(self) -> bool:
         """Whether a table could catch up with the others. Called often, so it reads the states only if they changed."""
@@ -135,14 +157,14 @@ class Batches:
             source = known.source_table
             shape = Shape(source, ()) if definition is None else definition.shape(source)
             shaping = None if definition is None else definition.shaping
-            partial = definition is not None and definition.partial
-            partial |= shaping is not None and shaping.soft_deletes is not None  # an inserted key may be there, deleted
+            partial = _is_partial(definition)
             identity = None if definition is None else definition.identity
             is_keyed = definition is not None and definition.key_identity is not None
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
             whole &= not self._transactional
-            divided = divide(refs, self._parallelism, MIN_TASK_BYTES) if whole else [refs]
+            waves = -(-sum(ref.block.length for ref in refs) // self._max_bytes)
+            divided = divide(refs, waves * self._parallelism, MIN_TASK_BYTES) if whole else [refs]
             parts: list[Part | None] = [None] * len(divided)
             if len(divided) == 1 and len(versions) == 1 and self._spread and is_keyed:
                 parts = self._parts(refs)
