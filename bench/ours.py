@@ -60,6 +60,7 @@ class OurSubscription:
         self.launcher(slot, lambda *_: committed.append(time.perf_counter())).run(Lsn.parse(end))
         ended = time.perf_counter()
         if committed:
+            print(f"    batches committed after {' '.join(f'{each - began:.1f}' for each in committed)} s")
             print(f"    upkeep and the end of the run took {ended - committed[-1]:.2f} s more")
         return Run((committed or [ended])[-1] - began, 0, 0)
 
