@@ -63,7 +63,7 @@ def apply_in_chunks(
     count = 0
     make = functools.partial(_make, relation, job.blocks, span, applied, skip)
     with transaction.connection.transaction():
-        for chunk in _ahead([functools.partial(make, some) for some in _divided(job.blocks.refs)]):
+        for chunk in _ahead([functools.partial(make, refs) for refs in _divided(job.blocks.refs)]):
             if chunk is None:
                 continue
             count += len(chunk.changes.changes)

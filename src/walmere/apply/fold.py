@@ -230,7 +230,7 @@ class KeyedChanges:
         added = np.sort(last_change[~found & exists])
         deletes = self.key_table(self.old_place[removed])
         if not any(mask is not None for mask in self.tuples.unchanged):
-            rows = [[take(column, some) for column in self.tuples.new] for some in (replaced, added)]
+            rows = [[take(column, places) for column in self.tuples.new] for places in (replaced, added)]
             upserts, appends = (pa.Table.from_arrays(columns, schema=self.schema) for columns in rows)
             return replace(self.empty(), deletes=deletes, upserts=upserts, appends=appends)
         return self.net_with_unchanged(deletes, replaced, added)
@@ -262,9 +262,9 @@ class KeyedChanges:
         chosen = np.flatnonzero(is_upsert)
         chosen = chosen[np.argsort(both[chosen])]
         tables = []
-        for some in (chosen, np.flatnonzero(~is_upsert)):
+        for places in (chosen, np.flatnonzero(~is_upsert)):
             columns = [
-                take(column, both[some] if source is None else source[some])
+                take(column, both[places] if source is None else source[places])
                 for column, source in zip(self.tuples.new, sources, strict=True)
             ]
             tables.append(pa.Table.from_arrays(columns, schema=self.schema))
@@ -335,7 +335,8 @@ def multiset(changes: Changes, identity: Identity, truncate: bool) -> Net:
     added = np.sort(np.repeat(example[more], change[more]))
     schema = changes.new.schema
     deletes, appends = (
-        pa.Table.from_arrays([take(column, some) for column in rows], schema=schema) for some in (example[fewer], added)
+        pa.Table.from_arrays([take(column, places) for column in rows], schema=schema)
+        for places in (example[fewer], added)
     )
     return replace(_empty(changes, identity, truncate), deletes=deletes, counts=-change[fewer], appends=appends)
 

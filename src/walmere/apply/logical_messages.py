@@ -38,19 +38,19 @@ def read(blocks: Blocks, applied: Lsn | None) -> pa.Table:
     """The logical messages of these blocks that are not yet applied."""
     found: list[pa.Table] = []
     for ref, batch in messages(blocks.directory, blocks.refs, applied, store=blocks.store):
-        some = batch.filter(pc.equal(batch.column("kind"), "M"))
-        parts = pc.extract_regex(some.column("message"), _STREAMED if ref.segment.streamed else _PLAIN)
+        logical = batch.filter(pc.equal(batch.column("kind"), "M"))
+        parts = pc.extract_regex(logical.column("message"), _STREAMED if ref.segment.streamed else _PLAIN)
         flags, prefix, content = (pc.struct_field(parts, index) for index in range(3))
-        times = some.column("commit_time")
+        times = logical.column("commit_time")
         if ref.commit_time is not None:
-            times = pa.array(np.full(len(some), ref.commit_time, np.int64)).cast(times.type)
+            times = pa.array(np.full(len(logical), ref.commit_time, np.int64)).cast(times.type)
         found.append(
             pa.table(
                 [
-                    some.column("lsn").cast(pa.int64()),
-                    some.column("commit_lsn").cast(pa.int64()),
+                    logical.column("lsn").cast(pa.int64()),
+                    logical.column("commit_lsn").cast(pa.int64()),
                     times,
-                    some.column("xid").cast(pa.int64()),
+                    logical.column("xid").cast(pa.int64()),
                     pc.equal(flags, b"\x01"),
                     prefix.cast(pa.string()),
                     content,

@@ -41,8 +41,8 @@ def can_be_divided(rows: Rows, key: tuple[str, ...]) -> bool:
         if rows.new[place].unchanged is not None:
             return False  # the key itself was not sent
         if changed.size:
-            some = pa.array(changed)
-            if not pc.all(pc.equal(old.take(some), new.take(some)), min_count=0).as_py():
+            places = pa.array(changed)
+            if not pc.all(pc.equal(old.take(places), new.take(places)), min_count=0).as_py():
                 return False
     return True
 

@@ -26,12 +26,10 @@ def compare(
         return Behind("the target's table no longer exists", None)
     if version is None:
         return None  # an earlier version of Walmere did not record it
-    its = found.lsn or INVALID_LSN
-    if its < lsn:
-        why = (
-            f"the target's table is at LSN {its}, but {lsn} was committed to it: commits were lost, or it was restored"
-        )
-        return Behind(why, found, its or None)
+    reached = found.lsn or INVALID_LSN
+    if reached < lsn:
+        why = f"the target's table is at LSN {reached}, but {lsn} was committed: commits were lost, or it was restored"
+        return Behind(why, found, reached or None)
     if found.version < version:
         why = f"the target's table is at version {found.version}, but {version} was committed: commits were lost"
         return Behind(why, found)

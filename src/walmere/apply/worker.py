@@ -189,7 +189,10 @@ def commit_staged(sink: LakeSink, results: Sequence[Applied], end_lsn: Lsn) -> l
     parts: dict[int, list[Applied]] = {}
     for result in results:
         parts.setdefault(result.oid, []).append(result)
-    return [some[0] if len(some) == 1 else _commit_parts(sink, some, end_lsn) for some in parts.values()]
+    return [
+        results_of_table[0] if len(results_of_table) == 1 else _commit_parts(sink, results_of_table, end_lsn)
+        for results_of_table in parts.values()
+    ]
 
 
 def _commit_parts(sink: LakeSink, parts: Sequence[Applied], end_lsn: Lsn) -> Applied:

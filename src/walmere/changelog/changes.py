@@ -176,12 +176,12 @@ class _RowBlock:
         rows, rejected = decoded.rows, Rejected(self._messages.num_rows)
         present = [decoded.new(place) for place in range(len(columns))]
         new = [
-            rejected.keep(name, each.text, its.cast(each.text))
-            for name, its, each in zip(names, codecs, present, strict=True)
+            rejected.keep(name, each.text, codec.cast(each.text))
+            for name, codec, each in zip(names, codecs, present, strict=True)
         ]
         old = [
-            rejected.keep(f"old.{name}", each.text, its.cast(each.text))
-            for name, its, each in zip(names, codecs, rows.old, strict=True)
+            rejected.keep(f"old.{name}", each.text, codec.cast(each.text))
+            for name, codec, each in zip(names, codecs, rows.old, strict=True)
         ]
         keys = [place for place, each in enumerate(columns) if each.is_key]
         built = _rows(names, new, rows.kind != DELETE)

@@ -181,5 +181,5 @@ class Reader:
         wanted &= pc.is_in(rows.column("kind"), pa.array(list(KINDS))).to_numpy()
         if aborted:
             wanted &= ~np.isin(rows.column("xid").to_numpy(), sorted(aborted))
-        for some in rows.filter(pa.array(wanted)).combine_chunks().to_batches(_TOGETHER):
-            yield from Messages(some, streamed, self._relations, self._types).changes()
+        for batch in rows.filter(pa.array(wanted)).combine_chunks().to_batches(_TOGETHER):
+            yield from Messages(batch, streamed, self._relations, self._types).changes()

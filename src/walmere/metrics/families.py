@@ -93,14 +93,14 @@ def add_status(samples: Samples, status: Status) -> None:
 
 
 def _add_table(samples: Samples, name: str, table: Mapping[str, Any]) -> None:
-    its = table["name"]
+    table_name = table["name"]
     for phase in names.PHASES:
-        samples.add(names.TABLE_PHASE, table["phase"] == phase, name, its, phase)
-    samples.add(names.TABLE_PUBLISHED, table["published"], name, its)
-    samples.add(names.TABLE_ERROR, table["error"] is not None, name, its)
-    samples.add(names.TABLE_UPKEEP, table["upkeep_waits_for"] is not None, name, its)
+        samples.add(names.TABLE_PHASE, table["phase"] == phase, name, table_name, phase)
+    samples.add(names.TABLE_PUBLISHED, table["published"], name, table_name)
+    samples.add(names.TABLE_ERROR, table["error"] is not None, name, table_name)
+    samples.add(names.TABLE_UPKEEP, table["upkeep_waits_for"] is not None, name, table_name)
     for key, metric in _TABLE_VALUES.items():
-        samples.add(metric, table.get(key), name, its)
+        samples.add(metric, table.get(key), name, table_name)
 
 
 class RunCounters:

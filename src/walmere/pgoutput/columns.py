@@ -180,16 +180,16 @@ class _Block:
         unchanged = letter == _UNCHANGED
         self.check(letter == _BINARY, "a value is in binary format, which was not requested", rows)
         self.check(~(text | unchanged | (letter == _NULL)), "a value has an unknown kind", rows)
-        some = np.flatnonzero(text)
-        start = here[some] + 5
-        inside = rows[some] if rows is not None else some
-        self.check(start > end[some], "the length of a value is cut off", inside)
+        with_text = np.flatnonzero(text)
+        start = here[with_text] + 5
+        inside = rows[with_text] if rows is not None else with_text
+        self.check(start > end[with_text], "the length of a value is cut off", inside)
         stop = start + self.u32(start - 4)
-        self.check(stop > end[some], "a value is cut off", inside)
+        self.check(stop > end[with_text], "a value is cut off", inside)
         here = here + 1
         after = here.copy()
-        here[some] = start
-        after[some] = stop
+        here[with_text] = start
+        after[with_text] = stop
         return self.values(rows, here, after, text, unchanged if unchanged.any() else None), after
 
     def values(

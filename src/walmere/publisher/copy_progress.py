@@ -35,11 +35,11 @@ def estimated_rows(connection: Connection, tables: Iterable[PublishedTable]) -> 
     found: dict[int, float] = dict(
         connection.execute(
             "SELECT oid::int8, reltuples FROM pg_catalog.pg_class WHERE oid = ANY(%s) AND reltuples >= 0",
-            [[oid for some in relations.values() for oid in some]],
+            [[oid for parts in relations.values() for oid in parts]],
         ).fetchall()
     )
     return {
-        oid: round(sum(found[part] for part in some if part in found))
-        for oid, some in relations.items()
-        if any(part in found for part in some)
+        oid: round(sum(found[part] for part in parts if part in found))
+        for oid, parts in relations.items()
+        if any(part in found for part in parts)
     }

@@ -74,8 +74,8 @@ def survey(source: Source) -> Survey:
 
 
 def _publication(name: str, tables: Sequence[SurveyedTable]) -> SurveyedPublication:
-    its = [each for each in tables if name in each.publications]
-    return SurveyedPublication(name, len(its), sum(each.bytes for each in its))
+    published = [each for each in tables if name in each.publications]
+    return SurveyedPublication(name, len(published), sum(each.bytes for each in published))
 
 
 def _tables(connection: Connection, size: str) -> list[SurveyedTable]:

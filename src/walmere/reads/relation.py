@@ -36,7 +36,7 @@ def relation(connection: DuckDBPyConnection, pinned: Pinned) -> DuckDBPyRelation
     if not pinned.directory.local or hidden or not (plain or marked):
         return connection.from_arrow(pinned.dataset())
     int96 = [file for file in (*plain, *marked) if has_int96(pinned.directory, file.name)]
-    plain, marked = ([file for file in some if file not in int96] for some in (plain, marked))
+    plain, marked = ([file for file in files if file not in int96] for files in (plain, marked))
     parts = [connection.from_arrow(pinned.dataset(int96))] if int96 else []
     if plain:
         parts.append(_named(_files(connection, pinned, plain), pinned))

@@ -195,7 +195,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, path: str) -> Route | None:
         if (exact := self.all_routes.get((method, path))) is not None:
             return exact
-        below = [each for (its, each) in self.all_routes if its == method and each != "/" and each.endswith("/")]
+        below = [
+            each
+            for (known_method, each) in self.all_routes
+            if known_method == method and each != "/" and each.endswith("/")
+        ]
         prefix = max((each for each in below if path.startswith(each)), key=len, default=None)
         return None if prefix is None else self.all_routes[method, prefix]
 

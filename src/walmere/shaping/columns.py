@@ -54,9 +54,9 @@ class TargetColumns:
         return next((name for name in key if not _identifies(by_name.get(name))), None)
 
 
-def _identifies(its: Codec | None) -> bool:
+def _identifies(codec: Codec | None) -> bool:
     """Whether different values are different in the target."""
-    return its is not None and (not its.hides or isinstance(its, Hash))
+    return codec is not None and (not codec.hides or isinstance(codec, Hash))
 
 
 def target_columns(

@@ -69,11 +69,11 @@ class ReadJob:
 
 def read(job: ReadJob) -> Iterator[pa.RecordBatch]:
     """Read, decode and cast what the job refers to, in its order."""
-    for ref, some in _joined_blocks(job):
+    for ref, block in _joined_blocks(job):
         relation = job.blocks.versions[ref.block.relation, ref.version].relation
         # in pieces, so that the JVM processes one while the next is decoded
-        for first in range(0, some.num_rows, BATCH_ROWS):
-            yield job.rows.batch(some.slice(first, BATCH_ROWS), relation, ref.segment.streamed)
+        for first in range(0, block.num_rows, BATCH_ROWS):
+            yield job.rows.batch(block.slice(first, BATCH_ROWS), relation, ref.segment.streamed)
 
 
 def _joined_blocks(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
@@ -90,8 +90,8 @@ def _joined_blocks(job: ReadJob) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
         yield waiting[0][0], _joined(waiting)
 
 
-def _joined(some: list[tuple[BlockRef, pa.RecordBatch]]) -> pa.RecordBatch:
-    return some[0][1] if len(some) == 1 else pa.concat_batches([each for _, each in some])
+def _joined(blocks: list[tuple[BlockRef, pa.RecordBatch]]) -> pa.RecordBatch:
+    return blocks[0][1] if len(blocks) == 1 else pa.concat_batches([each for _, each in blocks])
 
 
 def _kind(ref: BlockRef) -> tuple[int, int, bool]:
@@ -126,10 +126,10 @@ def _with_transaction(ref: BlockRef, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
     for name, value in (("commit_time", ref.commit_time), ("xid", ref.xid)):
         if value is not None:
-            its = batch.schema.field(name)
-            same = pa.scalar(value, its.type)
+            field = batch.schema.field(name)
+            same = pa.scalar(value, field.type)
             place = batch.schema.get_field_index(name)
-            batch = batch.set_column(place, its, pa.repeat(same, batch.num_rows))
+            batch = batch.set_column(place, field, pa.repeat(same, batch.num_rows))
     return batch
 
 

@@ -145,9 +145,9 @@ class QueryLog:
         versions = {number: plan.definitions[number] for number in used}
         rows = self.columns.accept(rows, versions.values())
         store = store_of(self.changelog)
-        for some in _divided(refs):
-            numbers = {(ref.block.relation, ref.version) for ref in some}
-            blocks = Blocks(self.changelog, some, {number: versions[number] for number in numbers}, store=store)
+        for task_refs in _divided(refs):
+            numbers = {(ref.block.relation, ref.version) for ref in task_refs}
+            blocks = Blocks(self.changelog, task_refs, {number: versions[number] for number in numbers}, store=store)
             yield ReadJob(blocks, rows)
 
     def _is_wanted(self, plan: Plan, ref: BlockRef) -> bool:

@@ -215,9 +215,9 @@ class Apply:
     def _remove_from_points(self, behind: Iterable[tuple[str, Behind]]) -> None:
         """Remove tables that have lost commits from the points that name these commits."""
         changed = False
-        for name, its in behind:
-            lsn, version = (INVALID_LSN, -1) if its.found is None else (its.found.lsn, its.found.version)
-            if its.found is None or its.apply_from is not None:
+        for name, lost in behind:
+            lsn, version = (INVALID_LSN, -1) if lost.found is None else (lost.found.lsn, lost.found.version)
+            if lost.found is None or lost.apply_from is not None:
                 changed |= self._ledger.remove_table(name, lsn or INVALID_LSN, version)
             else:  # the newest version has no known LSN, but older versions are valid
                 changed |= self._ledger.remove_table(name, MAX_LSN, version)

@@ -61,7 +61,7 @@ class _References(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         tasks = self._planned(lambda batches: batches.together(batches.plan(end)))
-        return [_Partition((_key(some), [pickle.dumps(each) for each in some])) for some in tasks]
+        return [_Partition((_key(task), [pickle.dumps(each) for each in task])) for task in tasks]
 
     def _planned(self, plan: Callable[[Batches], Planned]) -> Planned:
         """Call the planner. Writes its error to a file for the launcher, because Spark would return only the text."""

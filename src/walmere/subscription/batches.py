@@ -172,8 +172,8 @@ class Batches:
             commits = len(divided) == 1
             if store is not None:  # several tasks read the same blocks, or one reads them twice
                 store = replace(store, caches=parts[0] is not None or len(versions) > 1)
-            for some, part in zip(divided, parts, strict=True):
-                blocks = Blocks(self._log, some, versions, gathered, store)
+            for job_refs, part in zip(divided, parts, strict=True):
+                blocks = Blocks(self._log, job_refs, versions, gathered, store)
                 job = ApplyJob(
                     oid,
                     known.table,
@@ -210,9 +210,9 @@ class Batches:
         groups: list[tuple[int, list[ApplyJob | Batch]]] = [(0, []) for _ in range(self._parallelism)]
         for each in sorted(work, key=_weight, reverse=True):
             least = min(range(len(groups)), key=lambda number: groups[number][0])
-            size, some = groups[least]
-            groups[least] = (size + _weight(each), [*some, each])
-        return [some for _, some in groups if some]
+            size, task = groups[least]
+            groups[least] = (size + _weight(each), [*task, each])
+        return [task for _, task in groups if task]
 
     @property
     def log_end(self) -> Lsn:

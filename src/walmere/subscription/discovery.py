@@ -70,16 +70,16 @@ class Discovery:
         ):
             catalog.set_timeouts(connection)
             catalog.require_publications(connection, self._source.publications)
-            published = catalog.published_tables(connection, self._source.publications, self._gather)
-            chosen = self._rules.choose(published)
+            all_published = catalog.published_tables(connection, self._source.publications, self._gather)
+            chosen = self._rules.choose(all_published)
             now = {each.oid: each for each in chosen.values()}
             targets = {each.oid: target for target, each in chosen.items()}
-            sources = {each.oid: TableName(each.schema, each.name) for each in published}
+            sources = {each.oid: TableName(each.schema, each.name) for each in all_published}
             changes: dict[int, Callable[[TableState], TableState]] = {}
             leaving: dict[int, Lsn] = {}
             for known in [each for each in self._tables if each.published and not each.of_messages]:
-                its = now.get(known.oid)
-                if its is None or (targets[its.oid], sources[its.oid]) != (known.table, known.source_table):
+                published = now.get(known.oid)
+                if published is None or (targets[known.oid], sources[known.oid]) != (known.table, known.source_table):
                     # not by the source, but by the configuration; or another table gets its place in the target
                     at_once = sources.get(known.oid) == known.source_table or known.table in chosen
                     lsn = None if at_once else self._leaves_at(connection, known)
@@ -87,7 +87,7 @@ class Discovery:
                         changes[known.oid] = state.unpublished
                     else:
                         leaving[known.oid] = lsn
-                elif (change := self._change(connection, known, its)) is not None:
+                elif (change := self._change(connection, known, published)) is not None:
                     changes[known.oid] = change
         waiting = {each.oid for each in self._tables if each.waits_for_copy}
         self.changed |= {oid for oid in waiting & self._previous.keys() & now.keys() if self._previous[oid] != now[oid]}
@@ -100,15 +100,15 @@ class Discovery:
         require_other_name(None if messages is None else messages.table, chosen)
         before = {each.oid: each for each in self._tables if each.hidden}
         new = [
-            state.waiting_for_copy(target, sources[its.oid], its.oid, before.get(its.oid))
-            for target, its in chosen.items()
-            if its.oid not in self._tables
+            state.waiting_for_copy(target, sources[published.oid], published.oid, before.get(published.oid))
+            for target, published in chosen.items()
+            if published.oid not in self._tables
         ]
         if new:
             self._tables.put(*new)
 
     def _change(
-        self, connection: Connection, known: TableState, its: PublishedTable
+        self, connection: Connection, known: TableState, published: PublishedTable
     ) -> Callable[[TableState], TableState] | None:
         had = known.definition
         if had is None:
@@ -116,11 +116,11 @@ class Discovery:
             return None
         change: Callable[[TableState], TableState] | None
         if known.waits_for_copy:
-            change = state.copy_again if _is_altered(had, its) else None
+            change = state.copy_again if _is_altered(had, published) else None
         else:
-            change = self._change_of_sections(known, had) or _change_outside_stream(connection, had, its)
-        if change is None and known.follows and its.layout.shape != had.layout.shape:
-            change = self._adopt_columns(connection, known, had, its)
+            change = self._change_of_sections(known, had) or _change_outside_stream(connection, had, published)
+        if change is None and known.follows and published.layout.shape != had.layout.shape:
+            change = self._adopt_columns(connection, known, had, published)
         else:
             self._altered.pop(known.oid, None)  # the stream had it first, or the table was altered back
         return None if change is None else functools.partial(_unless_redefined, had, change)
@@ -135,17 +135,19 @@ class Discovery:
         return None if now == had.shaping else state.copy_again
 
     def _adopt_columns(
-        self, connection: Connection, known: TableState, had: Definition, its: PublishedTable
+        self, connection: Connection, known: TableState, had: Definition, published: PublishedTable
     ) -> Callable[[TableState], TableState] | None:
         """For a table with altered columns that has had no change since: the stream does not have the ALTER yet.
 
         Changes that committed before the ALTER have the old columns. So they are applied up to an LSN after it. If the
         stream does not have the new definition until then, the target adopts the one in the catalogs.
         """
-        shape = replace(had, columns=columns_of(connection, known.oid, its.columns)).shape(known.source_table)
+        shape = replace(had, columns=columns_of(connection, known.oid, published.columns)).shape(known.source_table)
         if shape == had.shape(known.source_table):
             # no published column was altered: only the stored layout is updated
-            return lambda now: replace(now, definition=replace(had, layout=its.layout, leaves=its.leaves, xid=its.xid))
+            return lambda now: replace(
+                now, definition=replace(had, layout=published.layout, leaves=published.leaves, xid=published.xid)
+            )
         noticed = self._altered.get(known.oid)
         if noticed is not None and noticed.shape == shape:
             return functools.partial(_wait_for_definition, shape) if known.applied_lsn >= noticed.lsn else None
@@ -185,9 +187,9 @@ def require_other_name(messages: TableName | None, tables: Iterable[tuple[str, s
         )
 
 
-def identity_of(its: PublishedTable) -> Identity | None:
+def identity_of(published: PublishedTable) -> Identity | None:
     """The replica identity of a partitioned table; None: the stream has it."""
-    return None if its.identity is None else Identity(its.identity.mode, its.identity.key)
+    return None if published.identity is None else Identity(published.identity.mode, published.identity.key)
 
 
 def _wait_for_definition(shape: Shape, known: TableState) -> TableState:
@@ -200,7 +202,7 @@ def _unless_redefined(had: Definition, change: Callable[[TableState], TableState
 
 
 def _change_outside_stream(
-    connection: Connection, had: Definition, its: PublishedTable
+    connection: Connection, had: Definition, published: PublishedTable
 ) -> Callable[[TableState], TableState] | None:
     """The change of state for something that was altered and is not in the stream; None: nothing was altered.
 
@@ -209,39 +211,41 @@ def _change_outside_stream(
     values although the columns look the same (a column was replaced by one of the same name and type, or ALTER TYPE …
     USING); and if it may have been UNLOGGED for a time.
     """
-    now = its.layout
-    attached = set(its.leaves) - set(had.leaves)
+    now = published.layout
+    attached = set(published.leaves) - set(had.leaves)
     if (
-        had.publication_fingerprint not in (its.publication_fingerprint, fingerprint_of_0_1(its))
-        or not set(had.leaves) <= set(its.leaves)
+        had.publication_fingerprint not in (published.publication_fingerprint, fingerprint_of_0_1(published))
+        or not set(had.leaves) <= set(published.leaves)
         or (attached and had.gathered)  # changes of the new partition may have been skipped
         or any(may_have_come_with_rows(connection, leaf) for leaf, _ in attached)
         or (now.shape == had.layout.shape and now.attnums != had.layout.attnums)
         or (now.versions != had.layout.versions and now.filenodes != had.layout.filenodes)
-        or had.identity != identity_of(its)
+        or had.identity != identity_of(published)
         or _may_be_rewritten(connection, had, now)
     ):
         return state.copy_again
     layout = now if now.shape == had.layout.shape else had.layout
-    fingerprint = its.publication_fingerprint
-    if (its.leaves, layout, fingerprint) == (had.leaves, had.layout, had.publication_fingerprint):
+    fingerprint = published.publication_fingerprint
+    if (published.leaves, layout, fingerprint) == (had.leaves, had.layout, had.publication_fingerprint):
         return None
-    now_has = replace(had, leaves=its.leaves, layout=layout, publication_fingerprint=fingerprint, xid=its.xid)
+    now_has = replace(
+        had, leaves=published.leaves, layout=layout, publication_fingerprint=fingerprint, xid=published.xid
+    )
     return lambda known: replace(known, definition=now_has)
 
 
-def fingerprint_of_0_1(its: PublishedTable) -> str:
+def fingerprint_of_0_1(published: PublishedTable) -> str:
     """As Walmere 0.1 has stored it: without the transactions that have put tables into published schemas."""
-    return _SINCE.sub("", its.publication_fingerprint)
+    return _SINCE.sub("", published.publication_fingerprint)
 
 
-def _is_altered(had: Definition, its: PublishedTable) -> bool:
+def _is_altered(had: Definition, published: PublishedTable) -> bool:
     """Whether a table that was set aside was altered so that a copy may succeed. New rows do not count."""
-    old, new = had.layout, its.layout
+    old, new = had.layout, published.layout
     return (had.publication_fingerprint, had.leaves, had.identity) != (
-        its.publication_fingerprint,
-        its.leaves,
-        identity_of(its),
+        published.publication_fingerprint,
+        published.leaves,
+        identity_of(published),
     ) or (
         (old.shape, old.attnums, old.versions, old.replica_identity)
         != (new.shape, new.attnums, new.versions, new.replica_identity)

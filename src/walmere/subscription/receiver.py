@@ -341,19 +341,19 @@ class _Log:
     """Writer and assembly of the change log, opened when the slot's confirmed position is known."""
 
     def __init__(self, config: Config, confirmed: Lsn, cache: Cache | None = None) -> None:
-        its = config.subscription
+        settings = config.subscription
         self._claim = None if cache is None else Claim(cache.store, cache.head.generation)
-        uploader, segment_bytes = None, its.segment_bytes
+        uploader, segment_bytes = None, settings.segment_bytes
         if cache is not None and self._claim is not None:
             uploader = Uploader(
                 cache,
                 self._claim,
-                seconds=its.upload_seconds,
-                max_bytes=its.upload_bytes,
-                cache_bytes=its.cache_bytes,
+                seconds=settings.upload_seconds,
+                max_bytes=settings.upload_bytes,
+                cache_bytes=settings.cache_bytes,
             )
-            segment_bytes = min(segment_bytes, its.upload_bytes)
-        self.cut_seconds = its.segment_seconds if cache is None else its.upload_seconds
+            segment_bytes = min(segment_bytes, settings.upload_bytes)
+        self.cut_seconds = settings.segment_seconds if cache is None else settings.upload_seconds
         self.writer = Writer(config.changelog, confirmed, segment_bytes=segment_bytes, uploader=uploader)
         self.assembly = Assembly(self.writer)
         self._keepalive, self._moved_at = INVALID_LSN, 0.0
@@ -403,13 +403,13 @@ class _Session:
 
         `cache`: the log is in a store, and its local copy is made first.
         """
-        source, its = self._config.source, self._config.subscription
+        source, settings = self._config.source, self._config.subscription
         if cache is not None:
             probe(cache.store)
             require_own(self._config)
             if not cache.fill() and cache.local_only:
                 _log.warning("moving the change log in %s to %s", directory, cache.store.url)
-                import_log(cache.store, its.name, directory, its.upload_bytes)
+                import_log(cache.store, settings.name, directory, settings.upload_bytes)
                 cache.fill()
         header = header_of(directory)
         with translate_errors(source, "preparing to receive"):
@@ -435,7 +435,7 @@ class _Session:
                 new = Header(system.identifier, system.database, source.slot, confirmed, database_oid=oid)
                 if cache is None:
                     create(directory, new)
-                elif create_log(cache.store, its.name, render_header(new)):
+                elif create_log(cache.store, settings.name, render_header(new)):
                     cache.fill()
                 else:  # another process has created it at the same time
                     return self.prepare(directory, cache)

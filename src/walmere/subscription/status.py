@@ -262,8 +262,8 @@ def _size(table: TableState, found: TableSize | None, upkeep: Mapping[str, Any])
 
 def _locked(table: TableState, source: SourceStatus) -> str | None:
     """The lock that keeps it, or a partition of it, from being read."""
-    its = next((each for each in source.published or () if each.oid == table.oid), None)
-    relations = [table.oid] if its is None else [table.oid, *(leaf for leaf, _ in its.leaves)]
+    published = next((each for each in source.published or () if each.oid == table.oid), None)
+    relations = [table.oid] if published is None else [table.oid, *(leaf for leaf, _ in published.leaves)]
     return next((source.locked[oid] for oid in relations if oid in source.locked), None)
 
 

@@ -268,7 +268,7 @@ class TableSync:
             wrong = error if isinstance(error, WalmereError) else WalmereError(f"copying {known.name}", repr(error))
             stopping = self._stopping.is_set()
             text = None if stopping else str(wrong)
-            self._tables.change({oid: lambda its: state.copy_failed(its, text) if its.table == known.table else its})
+            self._tables.change({oid: lambda now: state.copy_failed(now, text) if now.table == known.table else now})
             if not (wrong.transient or stopping):
                 raise wrong from error
 
@@ -286,9 +286,9 @@ class TableSync:
                 return  # it was cancelled
             wrong = error if isinstance(error, WalmereError) else WalmereError(f"altering {known.name}", repr(error))
             if isinstance(wrong, ColumnMissing):  # it goes on when somebody has added the column
-                self._tables.change({oid: lambda its: state.with_error(its, str(wrong))})
+                self._tables.change({oid: lambda current: state.with_error(current, str(wrong))})
             elif not wrong.transient:  # a copy may succeed; otherwise its error is shown
-                self._tables.change({oid: lambda its: state.copy_again(its, str(wrong))})
+                self._tables.change({oid: lambda current: state.copy_again(current, str(wrong))})
             raise wrong from error
 
     def _require_gone(self, oid: int) -> None:
@@ -304,7 +304,7 @@ class TableSync:
         assert known.awaits is not None
         if known.awaits.table != known.source_table:
             self.discovery.refresh()  # it was renamed, so it has another place in the target
-            self._tables.change({oid: lambda its: its if its.awaits is None else state.copy_again(its)})
+            self._tables.change({oid: lambda current: current if current.awaits is None else state.copy_again(current)})
             return
         with (
             closing(connect(self._source, "walmere launcher")) as connection,
@@ -333,7 +333,7 @@ class TableSync:
             if version is None:
                 self._tables.change({oid: state.copy_again})
                 return
-        self._tables.change({oid: lambda its: state.evolved(its, now, version)})
+        self._tables.change({oid: lambda current: state.evolved(current, now, version)})
 
     def _copy(self, known: TableState) -> None:
         source = self._source
@@ -429,7 +429,11 @@ class TableSync:
 
     def _start(self, known: TableState, snapshot_lsn: Lsn = INVALID_LSN) -> None:
         started = self._tables.change(
-            {known.oid: lambda its: state.copy_started(its, snapshot_lsn) if its.table == known.table else its}
+            {
+                known.oid: lambda current: (
+                    state.copy_started(current, snapshot_lsn) if current.table == known.table else current
+                )
+            }
         )
         if not any(each.table == known.table for each in started):
             raise SourceUnavailable(f"copying {known.name}", "it was removed from the publication, or renamed")
@@ -460,26 +464,26 @@ class TableSync:
     def _finish(
         self, name: TableName, definition: Definition, oid: int, rows: int, rejected: int, version: int
     ) -> None:
-        def finish(its: TableState) -> TableState:
-            if its.table != name or not its.copying:
-                return its  # it was removed from the publication, or has to be copied again
-            return state.copy_committed(its, definition, rows, rejected, version=version, now=time.time())
+        def finish(current: TableState) -> TableState:
+            if current.table != name or not current.copying:
+                return current  # it was removed from the publication, or has to be copied again
+            return state.copy_committed(current, definition, rows, rejected, version=version, now=time.time())
 
         self._tables.change({oid: finish})
 
     def _definition(self, described: Table, shaping: Shaping | None = None) -> Definition:
         """The definition that is stored for a table."""
-        its = described.published
-        partial = its.partial or self._source.origin == "none"
+        published = described.published
+        partial = published.partial or self._source.origin == "none"
         return Definition(
             described.columns,
             described.natts,
-            its.layout,
-            its.publication_fingerprint,
-            its.leaves,
+            published.layout,
+            published.publication_fingerprint,
+            published.leaves,
             partial,
-            its.gathered,
-            identity_of(its),
-            its.xid,
+            published.gathered,
+            identity_of(published),
+            published.xid,
             shaping,
         )

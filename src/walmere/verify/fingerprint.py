@@ -66,7 +66,7 @@ class RowLayout:
         target = [without_zone(kind) for kind in self.schema.types]
         if side is Side.TARGET:
             return target
-        return [kind if its.masked else pa.large_string() for kind, its in zip(target, self.source, strict=True)]
+        return [kind if column.masked else pa.large_string() for kind, column in zip(target, self.source, strict=True)]
 
     def _is_text(self, side: Side, place: int) -> bool:
         return side is Side.SOURCE and not self.source[place].masked

@@ -69,7 +69,9 @@ class SourcePiece:
         masks = {
             place: functools.partial(_masked, each) for place, each in enumerate(task.columns.codecs) if each.hides
         }
-        decimals = {place: its.decimal for place, its in enumerate(self.layout.source) if its.decimal is not None}
+        decimals = {
+            place: column.decimal for place, column in enumerate(self.layout.source) if column.decimal is not None
+        }
         for data in copy.copy_out(task.source, APPLICATION, task.snapshot, command, task.piece.part):
             found = source_text.read(data, schema, decimals, masks)
             for place, texts in found.rejected.items():

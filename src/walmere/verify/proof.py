@@ -346,7 +346,7 @@ class Prover:
             return None
         each = -(-sample.boundaries(percent) // len(scan.pieces))
         tasks = [sample.KeySample(self._sink, piece, key, each, self._options.seed) for piece in scan.pieces]
-        keys = [key for some in self._tasks.map(sample.sample_keys, tasks) for key in some]
+        keys = [key for group in self._tasks.map(sample.sample_keys, tasks) for key in group]
         return sample.choose(keys, sample.order_of(key.type), percent, random.Random(self._options.seed))  # noqa: S311
 
     def _unrecorded(self, known: TableState, rejected: frozenset[str]) -> int:
@@ -379,10 +379,10 @@ def source_types(
     """What has to be known of each column that the target has."""
     by_name = {each.name: each for each in columns}
     found = []
-    for name, its in zip(made.names, made.codecs, strict=True):
+    for name, target in zip(made.names, made.codecs, strict=True):
         column = by_name[name]
-        kind, usual = its.arrow, codec(column.type_oid, column.typmod, types).arrow
-        if its.hides:
+        kind, usual = target.arrow, codec(column.type_oid, column.typmod, types).arrow
+        if target.hides:
             found.append(SourceType(masked=True, shaped=True))
         elif kind == usual:
             found.append(source_type(column.type_oid, types))

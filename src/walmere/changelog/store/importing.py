@@ -45,19 +45,19 @@ def import_log(store: ObjectStore, subscription: str, directory: Path, max_bytes
 def _pieces(directory: Path, source: Manifest, max_bytes: int) -> Iterator[list[Entry]]:
     """The entries of each object."""
     rolled_back = _rolled_back(directory)
-    some: list[Entry] = []
+    piece: list[Entry] = []
     size = 0
     for entry in source.entries():
         if isinstance(entry, RolledBack) or (isinstance(entry, Prepared) and entry.end_lsn in rolled_back):
-            some.append(Position(entry.end_lsn, entry.last_sequence))  # its segments are deleted
+            piece.append(Position(entry.end_lsn, entry.last_sequence))  # its segments are deleted
         else:
-            some.append(entry)
+            piece.append(entry)
             size += sum(segment.length for segment in getattr(entry, "segments", ()))
         if size >= max_bytes:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def _rolled_back(directory: Path) -> set[Lsn]:

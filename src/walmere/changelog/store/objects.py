@@ -149,10 +149,10 @@ def numbers_before(log: LogStore, number: int) -> list[int]:
     """The numbers of all objects before a number that are in the store."""
     found = []
     for each in log.store.list(f"{log.generation}/log"):
-        its = int(each.name.rpartition("/")[2])
-        if its >= number:
+        found_number = int(each.name.rpartition("/")[2])
+        if found_number >= number:
             break
-        found.append(its)
+        found.append(found_number)
     return found
 
 

@@ -111,14 +111,14 @@ class Uploader(Flusher):
 
     def store(self, writers: list[SegmentWriter], entries: list[Entry], end_lsn: Lsn | None) -> None:
         now = time.monotonic()
-        its = self._collected
+        collected = self._collected
         for writer in writers:
             writer.finish_cached()
             self.log_bytes += writer.length
-            its.files[writer.path.name] = writer.length
-        its.entries += entries
-        its.end_lsn = end_lsn or its.end_lsn
-        its.since = min([its.since or now, *(writer.opened for writer in writers)])
+            collected.files[writer.path.name] = writer.length
+        collected.entries += entries
+        collected.end_lsn = end_lsn or collected.end_lsn
+        collected.since = min([collected.since or now, *(writer.opened for writer in writers)])
 
     def remove(self, files: Iterable[str]) -> None:
         # a transaction may be prepared and rolled back within one object: its record needs its segments
@@ -181,17 +181,17 @@ class Uploader(Flusher):
 
     def _upload(self) -> None:
         """Begin to put what is collected."""
-        its = self._collected
-        if its.since is None:
+        collected = self._collected
+        if collected.since is None:
             return
         while len(self._puts) >= WINDOW:
             self._finish_first()
         self._collected = _Collected()
-        files = {file: (self.directory / file).read_bytes() for file in its.files}
-        upload = build(self._claim.header(self._number), its.entries, files, self._spooled)
+        files = {file: (self.directory / file).read_bytes() for file in collected.files}
+        upload = build(self._claim.header(self._number), collected.entries, files, self._spooled)
         self._number += 1
-        self._remember(its.entries, upload)
-        put = _Put(upload.begin, its.files, its.end_lsn, Future())
+        self._remember(collected.entries, upload)
+        put = _Put(upload.begin, collected.files, collected.end_lsn, Future())
         self._puts.append(put)
         threading.Thread(target=self._put, args=(put, upload.content), name="walmere-upload", daemon=True).start()
 
@@ -262,8 +262,8 @@ class Uploader(Flusher):
         """Put the manifest of everything before a number. If the store does not answer, the next object tries again."""
         lines = (self.directory / manifest_file.NAME).read_bytes()
         needed = {stored.number for stored in self._spooled.values()}
-        for some in (lines, *(put.begin.lines for put in self._puts)):  # what is being put may need older objects, too
-            needed.update(map(int, _STORED.findall(some)))
+        for text in (lines, *(put.begin.lines for put in self._puts)):  # what is being put may need older objects, too
+            needed.update(map(int, _STORED.findall(text)))
         try:
             self._claim.publish(number, lines, min(needed, default=number))
             self._claim.delete_objects(needed)  # fences, and what was rolled back

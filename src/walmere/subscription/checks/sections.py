@@ -49,13 +49,13 @@ def _refused(
     columns: Mapping[int, tuple[PublishedColumn, ...]],
 ) -> Iterator[ConfigError]:
     """Why the sections cannot be applied to a table."""
-    its = columns[table.oid]
-    key = [each.name for each in its if each.is_key] if table.identity is None else table.identity.key
-    types = catalog.types_of(connection, (each.type_oid for each in its))
+    table_columns = columns[table.oid]
+    key = [each.name for each in table_columns if each.is_key] if table.identity is None else table.identity.key
+    types = catalog.types_of(connection, (each.type_oid for each in table_columns))
     try:
         name = TableName(table.schema, table.name)
-        shaping = rules.shaping(name, its, key, types)
-        rules.cluster_by(name, rules.columns(its, types, shaping).schema)
+        shaping = rules.shaping(name, table_columns, key, types)
+        rules.cluster_by(name, rules.columns(table_columns, types, shaping).schema)
     except ConfigError as error:
         yield error
 

@@ -115,8 +115,12 @@ def check(sink: Sink, tables: Tables, log_start: Lsn) -> list[tuple[TableState, 
         verdicts = list(pool.map(lambda each: _check(sink, each), followed))
     behind = [(each, found) for each, (found, _) in zip(followed, verdicts, strict=True) if found is not None]
     # versions without a difference are recorded, because the table's log may lose their commits later
-    fine = {each.oid: its for each, (found, its) in zip(followed, verdicts, strict=True) if found is None and its}
-    moved = {oid: _recorded_as(its) for oid, its in fine.items() if tables[oid].version != its.version}
+    fine = {
+        each.oid: standing
+        for each, (found, standing) in zip(followed, verdicts, strict=True)
+        if found is None and standing
+    }
+    moved = {oid: _recorded_as(standing) for oid, standing in fine.items() if tables[oid].version != standing.version}
     if moved:
         tables.change(moved)
     move_back(tables, sink, behind, log_start)

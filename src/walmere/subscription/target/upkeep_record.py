@@ -63,7 +63,7 @@ class UpkeepRecord:
 
 
 def _sorted(*names: Iterable[str]) -> list[str]:
-    return sorted({name for some in names for name in some})
+    return sorted({name for group in names for name in group})
 
 
 def read_status(directory: Path) -> dict[str, Any]:
