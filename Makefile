@@ -33,6 +33,7 @@ test-long: $(READY)   ## the tests that take most of a minute each
 	@scripts/versitygw
 	@scripts/azurite
 	@scripts/fake-gcs-server
+	@scripts/yarn
 	@scripts/chromium
 	@$(BIN)/walmere warm
 	$(BIN)/pytest -m long --timeout 600 -n $(WORKERS) --dist worksteal

@@ -176,12 +176,16 @@ master = "{cluster.url}"
         return sum(task["Task End Reason"]["Reason"] == "ExecutorLostFailure" for task in self.tasks(job))
 
     def busy_hosts(self) -> set[str]:
-        """The hosts on which a task runs now, as Spark's page says."""
+        """The hosts on which a task runs now."""
+        return {each["hostPort"].partition(":")[0] for each in self.busy_executors()}
+
+    def busy_executors(self) -> list[dict[str, Any]]:
+        """The executors on which a task runs now, as Spark's page says."""
         with contextlib.suppress(OSError):
             [application] = self._ask("applications")
             executors = self._ask(f"applications/{application['id']}/executors")
-            return {each["hostPort"].partition(":")[0] for each in executors if each["activeTasks"]}
-        return set()
+            return [each for each in executors if each["activeTasks"]]
+        return []
 
     def _ask(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/api/v1/{path}", timeout=5) as answer:

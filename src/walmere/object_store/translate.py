@@ -20,10 +20,11 @@ _REFUSED: Final = re.compile(
     r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|AccessDenied|Malformed"
 )
 _RETRY: Final = "see whether the store can be reached; a run without --once or --until retries"
-CREDENTIALS: Final = (
+_ENVIRONMENT: Final = (
     "set the credentials in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
     " GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), or give the machine a role"
 )
+CREDENTIALS: Final = f"{_ENVIRONMENT}; on a cluster, executors need them, too: `walmere help cluster`"
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def translate(error: BaseException, doing: str) -> StoreError:
     if _METADATA.search(text):
         return StoreRefused(doing, "there are no credentials, and the machine has no role", CREDENTIALS)
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or _REFUSED.search(text):
-        return StoreRefused(doing, wrong, f"{CREDENTIALS}; it must be allowed to read, write, list and delete there")
+        return StoreRefused(doing, wrong, f"{_ENVIRONMENT}; it must be allowed to read, write, list and delete there")
     if _NO_BUCKET.search(text):
         return StoreRefused(doing, wrong, "create the bucket, or correct its name")
     status = _STATUS.search(text)

@@ -59,6 +59,14 @@ _SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     placement.SETTING: placement.WAIT,
 }
+_NO_KEYS_ON_YARN: Final = {
+    f"spark.hadoop.fs.{name}": ""
+    for name in (
+        *(f"{scheme}.{key}" for scheme in ("s3", "s3n") for key in ("awsAccessKeyId", "awsSecretAccessKey")),
+        *(f"s3a.{key}" for key in ("access.key", "secret.key", "session.token")),
+    )
+}
+"""Spark copies the driver's AWS_… variables to these settings of Hadoop, and on YARN writes them to files of nodes."""
 
 
 def session(name: str, master: str | None, settings: Mapping[str, str], log: Path | None = None) -> SparkSession:
@@ -78,6 +86,8 @@ def session(name: str, master: str | None, settings: Mapping[str, str], log: Pat
         # otherwise Spark would not retry tasks
         master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)
         defaults[f"spark.executorEnv.{NICE}"] = "10"
+    if master == "yarn":
+        defaults |= _NO_KEYS_ON_YARN
     builder = SparkSession.builder.appName(f"walmere {name}").master(master)
     with interpreters.variables(master, {**given, **settings}) as pythons:
         for key, value in {**defaults, **given, **pythons, **settings}.items():

@@ -147,8 +147,13 @@ class Cluster:
             os.chown(directory, self.account.pw_uid, self.account.pw_gid)
         return directory
 
-    def java(self, directory: Path, main: str, *arguments: str, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
-        """Start one of Spark's programs, in a session of its own. Its output is in the file `log` of the directory."""
+    def java(
+        self, directory: Path, main: str, *arguments: str, host: str = "127.0.0.1", classpath: str = ""
+    ) -> subprocess.Popen[bytes]:
+        """Start a Java program, in a session of its own. Its output is in the file `log` of the directory.
+
+        Its classes are Spark's, or those of `classpath`, which is searched first.
+        """
         home = self.environment.spark_home
         java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else Path("java")
         variables = {
@@ -165,7 +170,7 @@ class Cluster:
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djava.io.tmpdir={directory}"]
         with (directory / "log").open("ab") as log:
             return subprocess.Popen(
-                [java, *options, "-cp", f"{home}/conf:{home}/jars/*", main, *arguments],
+                [java, *options, "-cp", f"{classpath}:{home}/conf:{home}/jars/*".lstrip(":"), main, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
