@@ -34,6 +34,7 @@ from walmere.testing.cluster import Cluster, Worker
 from walmere.testing.server import LOGICAL, Server
 from workload import MixedLoad
 
+SUBMIT = Path(__file__).parents[2] / "deploy" / "submit.py"
 PASSWORD = "the-password-of-the-source"
 SECRETS = (PASSWORD.encode(), ENVIRONMENT["AWS_SECRET_ACCESS_KEY"].encode())
 
@@ -359,6 +360,39 @@ def test_blocks_of_the_log_that_several_tasks_of_an_executor_read_are_fetched_on
     assert max(map(jobs.count, jobs)) == 2, "two tasks"
     assert fetched
     assert set(fetched.values()) == {1}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_spark_submit_gives_master_and_settings(source: Database, cluster: Cluster, machine: Start) -> None:
+    source.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, name text)",
+        "INSERT INTO item SELECT i, 'name' FROM generate_series(1, 10000) i",
+        "CREATE PUBLICATION pub FOR TABLE item",
+    )
+    driver = machine("driver")
+    driver.file.write_text(driver.file.read_text().partition("[spark]")[0])
+    settings = [word for name, value in driver.spark.items() for word in ("--conf", f"{name}={value}")]
+    submit = [Path(sys.executable).with_name("spark-submit"), "--master", cluster.url, *settings, SUBMIT]
+
+    def submitted(*arguments: str) -> None:
+        variables = {**driver.variables, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        done = subprocess.run(
+            [*submit, *arguments, "-c", driver.file],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+            env=variables,
+            cwd=driver.directory,
+        )
+        assert done.returncode == 0, done.stderr
+
+    submitted("run", "--once")
+    submitted("verify")
+    assert driver.hosts("copy") == {worker.host for worker in cluster.workers}, (
+        "the master and the event log are from spark-submit"
+    )
 
 
 NOTEBOOK = """
