@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1] / "src" / "walmere"
 GROUND = frozenset(
     {
         *("lsn", "errors", "names", "owner", "paths", "bins", "definition", "object_store", "storage", "local_cache"),
-        *("config", "directory", "table_sections", "units", "version"),
+        *("config", "directory", "table_sections", "units", "variant_type", "version"),
     }
 )
 """Drawn as one box: nearly everything imports them."""

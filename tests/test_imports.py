@@ -8,7 +8,7 @@ import sys
 import pytest
 from scripts.import_graph import ROOT, edges, imports, mermaid, part_of
 
-GROUND = {"lsn", "errors", "names", "owner", "paths", "bins", "version", "local_cache", "units"}
+GROUND = {"lsn", "errors", "names", "owner", "paths", "bins", "version", "local_cache", "units", "variant_type"}
 WIRE = GROUND | {"pgoutput", "types"}
 LOG = WIRE | {"object_store", "storage", "changelog"}
 TARGET = GROUND | {"object_store", "storage", "directory", "ledger", "libpq"}
@@ -17,7 +17,7 @@ SUBSCRIBER = APPLY | {"config", "publisher", "apply", "shaping"}
 ALL = SUBSCRIBER | {"subscription", "spark", "source", "reads", "verify", "__init__"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    **{each: set() for each in ("lsn", "errors", "paths", "bins", "version", "local_cache", "units")},
+    **{each: set() for each in ("lsn", "errors", "paths", "bins", "version", "local_cache", "units", "variant_type")},
     "testing": GROUND,
     "names": GROUND,
     "owner": GROUND,
@@ -141,7 +141,7 @@ def test_what_a_task_imports_needs_neither_the_source_nor_its_drivers(module: st
         assert "pyspark" not in loaded
 
 
-@pytest.mark.parametrize("module", ["source_text", "pg_text", "fingerprint", "rows"])
+@pytest.mark.parametrize("module", ["source_text", "json_text", "pg_text", "fingerprint", "rows"])
 def test_what_verify_compares_with_uses_no_codec(module: str) -> None:
     """Otherwise a wrong cast would be wrong on both sides, and equal."""
     code = f"import sys, walmere.verify.{module}; print(*sys.modules)"
