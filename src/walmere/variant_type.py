@@ -12,6 +12,13 @@ import pyarrow as pa
 
 VARIANT: Final = pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
 _IN_FILES: Final = pa.struct([pa.field(each.name, each.type, nullable=False) for each in VARIANT])
+_IN_SPARK: Final = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+    ]
+)
+"""What Spark takes for its VARIANT in Arrow batches: by the mark, and by the order of the parts."""
 
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
@@ -21,13 +28,23 @@ def file_schema(schema: pa.Schema) -> pa.Schema:
 
 def for_file(rows: pa.Table) -> pa.Table:
     """The rows with the columns of `file_schema`."""
+    return _converted(rows, _IN_FILES)
+
+
+def for_spark(rows: pa.Table) -> pa.Table:
+    """The rows as Spark takes them from a Python task."""
+    return _converted(rows, _IN_SPARK)
+
+
+def _converted(rows: pa.Table, to: pa.StructType) -> pa.Table:
     for place, field in enumerate(rows.schema):
         if field.type == VARIANT:
-            chunks = [_required(chunk) for chunk in rows.column(place).chunks]
-            rows = rows.set_column(place, field.with_type(_IN_FILES), pa.chunked_array(chunks, _IN_FILES))
+            chunks = [_required(chunk, to) for chunk in rows.column(place).chunks]
+            rows = rows.set_column(place, field.with_type(to), pa.chunked_array(chunks, to))
     return rows
 
 
-def _required(values: pa.StructArray) -> pa.StructArray:
-    parts = [part.fill_null(b"") for part in values.flatten()]
-    return pa.StructArray.from_arrays(parts, fields=list(_IN_FILES), mask=values.is_null())
+def _required(values: pa.StructArray, to: pa.StructType) -> pa.StructArray:
+    parts = dict(zip(VARIANT.names, values.flatten(), strict=True))
+    arrays = [parts[name].fill_null(b"") for name in to.names]
+    return pa.StructArray.from_arrays(arrays, fields=list(to), mask=values.is_null())

@@ -14,7 +14,7 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import TimestampNTZType, TimestampType
+from pyspark.sql.types import TimestampNTZType, TimestampType, VariantType
 
 import walmere
 from object_stores import Bucket
@@ -27,6 +27,8 @@ from walmere.sinks.base import OVERWRITE, Net, StagedFile
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.spark import dataframe
 from walmere.spark.session import session
+from walmere.types.variant import Variant
+from walmere.variant_type import VARIANT
 
 TABLE = TableName("Odd schema", "_ta.ble 🐍")
 NAMES = ["a.b", ".x", "[0]", "Cap", "with space", "say \"x\" 'y' `z`", "🐍", "a,;{}()=\t\n"]
@@ -262,6 +264,25 @@ def test_a_lake_in_an_object_store_is_read_in_the_same_way(
     sink.commit(TABLE, [], Lsn(4), OVERWRITE, SCHEMA)
     assert publish(sink).dataframe(spark, TABLE.name).count() == 0
     assert point.dataframe(spark, TABLE.name).count() == 10, "an older version stays as it was"
+
+
+def test_a_variant_is_read_by_spark_itself_and_by_tasks(spark: SparkSession, bucket: Bucket, tmp_path: Path) -> None:
+    texts = [b'{"a": [1.50, null]}', None, b"null", b'{"b": "x"}']
+    doc = Variant("jsonb", VARIANT).cast(pa.array(texts)).values
+    documents = pa.RecordBatch.from_arrays([pa.array(range(4), pa.int64()), doc], ["id", "doc"])
+    sinks = DeltaSink(str(tmp_path / "lake")), DeltaSink(f"{bucket.url}/variants", storage_options=bucket.options)
+    for sink in sinks:
+        sink.create(TABLE, documents.schema)
+        sink.commit(TABLE, sink.stage(TABLE, [documents]), Lsn(1))
+        found = publish(sink).dataframe(spark, TABLE.name)
+        assert found.schema["doc"].dataType == VariantType()
+        shown = found.selectExpr("to_json(doc)", "variant_get(doc, '$.a[0]', 'string')", "is_variant_null(doc)", "id")
+        assert sorted(map(tuple, shown.collect()), key=lambda each: each[-1]) == [
+            ('{"a":[1.5,null]}', "1.5", False, 0),
+            (None, None, False, 1),
+            ("null", None, True, 2),
+            ('{"b":"x"}', None, False, 3),
+        ]
 
 
 def test_a_partitioned_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ DuckDB's own Parquet reader reads the files: several threads, columns and filter
 file with deleted rows is joined with its deletion vector, by the number of the file. The vector is a bit string, with
 one bit per row, so the join costs the same for few and for many deleted rows. DuckDB's Delta extension is not needed.
 
+A VARIANT column is two binary columns in the files, from which DuckDB makes its own VARIANT.
+
 Tables in an object store are read by PyArrow. So are files with timestamps as INT96, which other programs may write:
-DuckDB takes them for local times, and would shift them by the session's time zone.
+DuckDB takes them for local times, and would shift them by the session's time zone. And so are files of other programs
+with a VARIANT: they may mark it in a way that DuckDB sees no parts there.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from walmere.sinks.delta.files.data_file import DataFile
-from walmere.sinks.delta.files.parquet import has_int96
+from walmere.sinks.delta.files.parquet import has_int96, is_written_here
 from walmere.sinks.delta.log.snapshot import Pinned
+from walmere.variant_type import VARIANT
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -34,10 +38,10 @@ def relation(connection: DuckDBPyConnection, pinned: Pinned) -> DuckDBPyRelation
     plain, marked = pinned.files()
     hidden = {_FILE, _ROW} & {name.lower() for name in pinned.schema.names}
     if not pinned.directory.local or hidden or not (plain or marked):
-        return connection.from_arrow(pinned.dataset())
-    int96 = [file for file in (*plain, *marked) if has_int96(pinned.directory, file.name)]
-    plain, marked = ([file for file in files if file not in int96] for files in (plain, marked))
-    parts = [connection.from_arrow(pinned.dataset(int96))] if int96 else []
+        return _from_arrow(connection, pinned)
+    by_arrow = [file for file in (*plain, *marked) if _needs_arrow(pinned, file)]
+    plain, marked = ([file for file in files if file not in by_arrow] for files in (plain, marked))
+    parts = [_from_arrow(connection, pinned, by_arrow)] if by_arrow else []
     if plain:
         parts.append(_named(_files(connection, pinned, plain), pinned))
     if marked:
@@ -48,10 +52,35 @@ def relation(connection: DuckDBPyConnection, pinned: Pinned) -> DuckDBPyRelation
     return functools.reduce(lambda one, other: one.union(other), parts)
 
 
+def _needs_arrow(pinned: Pinned, file: DataFile) -> bool:
+    """Whether DuckDB would read the values of a file in another way."""
+    if VARIANT in pinned.schema.types and not is_written_here(file.name):
+        return True
+    return has_int96(pinned.directory, file.name)
+
+
+def _from_arrow(
+    connection: DuckDBPyConnection, pinned: Pinned, files: Sequence[DataFile] | None = None
+) -> DuckDBPyRelation:
+    """All rows, or those of some files, which PyArrow reads."""
+    rows = connection.from_arrow(pinned.dataset(files))
+    if VARIANT not in pinned.schema.types:
+        return rows
+    columns = ((_identifier(field.name), field.type) for field in pinned.schema)
+    return rows.project(", ".join(f"{_value(name, kind)} AS {name}" for name, kind in columns))
+
+
 def _named(rows: DuckDBPyRelation, pinned: Pinned) -> DuckDBPyRelation:
     """The rows with the names of their columns."""
-    names = ", ".join(f"c{number} AS {_identifier(name)}" for number, name in enumerate(pinned.schema.names))
-    return rows.project(names)
+    columns = (
+        f"{_value(f'c{number}', field.type)} AS {_identifier(field.name)}" for number, field in enumerate(pinned.schema)
+    )
+    return rows.project(", ".join(columns))
+
+
+def _value(column: str, kind: pa.DataType) -> str:
+    """A column as DuckDB should have it."""
+    return f"variant_bytes_to_variant({column}.metadata || {column}.value)" if kind == VARIANT else column
 
 
 def _files(connection: DuckDBPyConnection, pinned: Pinned, files: Sequence[DataFile]) -> DuckDBPyRelation:

@@ -34,6 +34,7 @@ from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.log.snapshot import Pinned
 from walmere.sinks.row_index import I64
 from walmere.spark.interpreters import use_driver_python
+from walmere.variant_type import for_spark
 
 __all__ = ["DataFrame", "SparkSession", "dataframe"]
 
@@ -102,7 +103,7 @@ def _read_pieces(
         for number in batch.column("id").to_pylist():
             for file in pieces[number]:
                 for rows in file.tables(directory, schema):
-                    yield from rows.to_batches(max_chunksize=_BATCH_ROWS)
+                    yield from for_spark(rows).to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _schema(text: str) -> StructType:

@@ -30,7 +30,7 @@ from walmere.types.variant_bytes import encoded
 from walmere.variant_type import VARIANT
 
 MAX_BYTES: Final = 32 << 20
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 1 << 18
 """Text that is encoded at a time: the arrays for it need about 50 times as much memory."""
 
 

@@ -27,6 +27,7 @@ from walmere.directory import Directory
 from walmere.errors import SinkMismatch
 from walmere.sinks.base import StagedFile
 from walmere.sinks.row_index import one_array
+from walmere.variant_type import VARIANT, file_schema, for_file
 
 ROW_GROUP_ROWS: Final = 1 << 17
 ROW_GROUP_BYTES: Final = 64 << 20
@@ -78,7 +79,7 @@ def write(
             directory.filesystem.open_output_stream(name) as stream,
             pq.ParquetWriter(
                 stream,
-                schema,
+                file_schema(schema),
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=_repeating(group),
@@ -88,7 +89,7 @@ def write(
             ) as writer,
         ):
             while group is not None:
-                writer.write_table(group, row_group_size=max(len(group), 1))
+                writer.write_table(for_file(group), row_group_size=max(len(group), 1))
                 rows += len(group)
                 if index is not None:
                     keys.append(group.select(list(index.columns)))
@@ -134,11 +135,14 @@ def _repeating(table: pa.Table) -> list[str] | bool:
     sample = table.slice(0, _SAMPLE_ROWS)
     names = []
     for field in sample.schema:
-        kind = field.type
-        if pa.types.is_nested(kind) or pa.types.is_boolean(kind):
+        kind, values = field.type, one_array(sample[field.name])
+        name = field.name
+        if kind == VARIANT:  # documents with the same keys have the same metadata
+            name, values = f"{name}.metadata", values.field("metadata")
+        elif pa.types.is_nested(kind) or pa.types.is_boolean(kind):
             continue
-        if len(pc.unique(one_array(sample[field.name]))) * 4 <= len(sample):
-            names.append(field.name)
+        if len(pc.unique(values)) * 4 <= len(sample):
+            names.append(name)
     return names or False
 
 
@@ -234,9 +238,14 @@ def row_groups(directory: Directory, name: str, schema: pa.Schema) -> Iterator[R
             first += group.rows
 
 
+def is_written_here(name: str) -> bool:
+    """Whether a file is not of another program, by its name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def has_int96(directory: Directory, name: str) -> bool:
-    """Whether a file has timestamps as INT96. Those that are written here have not, and are known by their names."""
-    if _NAME.fullmatch(name):
+    """Whether a file has timestamps as INT96. Those that are written here have not."""
+    if is_written_here(name):
         return False
     with directory.filesystem.open_input_file(name) as source:
         schema = pq.read_metadata(source).schema

@@ -23,10 +23,12 @@ from walmere.names import TableName
 from walmere.sinks.base import StagedFile
 from walmere.sinks.delta.files.vectors import Vector
 from walmere.sinks.delta.log.replay import TableVersion
+from walmere.variant_type import VARIANT
 
 VECTORS: Final = "deletionVectors"
 VECTORS_PROPERTY: Final = "delta.enableDeletionVectors"
 _NTZ: Final = "timestampNtz"
+_VARIANT: Final = "variantType"
 _FEATURES_VERSIONS: Final = (3, 7)
 """The reader and writer versions from which on the protocol lists features."""
 _IMPLIED: Final[Mapping[int, tuple[str, ...]]] = {
@@ -40,10 +42,10 @@ _WRITTEN: Final = frozenset({VECTORS, _NTZ, *(name for names in _IMPLIED.values(
     "allowColumnDefaults",
     "domainMetadata",
     "vacuumProtocolCheck",
-    "variantType",  # `deltalake` adds it, with other features
+    _VARIANT,
 }
 """Features whose rules these commits follow, or do not concern. A writer must refuse a table that has others."""
-_READ: Final = frozenset({VECTORS, _NTZ, "columnMapping", "vacuumProtocolCheck", "variantType"})
+_READ: Final = frozenset({VECTORS, _NTZ, "columnMapping", "vacuumProtocolCheck", _VARIANT})
 """Features of tables whose rows are read right. Column mapping is only named here, and refused if it is in use."""
 _COLUMN_RULES: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 """Keys in the metadata of a column whose values a writer has to check, or to compute."""
@@ -91,7 +93,7 @@ def _mapping(found: TableVersion) -> set[str]:
 
 def new_protocol(schema: pa.Schema, *, vectors: bool) -> dict[str, Any]:
     """The protocol of a new table."""
-    features = [*([VECTORS] if vectors else []), *([_NTZ] if _has_ntz(schema) else [])]
+    features = _needed(schema, vectors=vectors)
     return _protocol(features, features)
 
 
@@ -101,7 +103,7 @@ def changed_protocol(found: Mapping[str, Any], schema: pa.Schema, *, vectors: bo
     Other features stay.
     """
     readers, writers = set(found.get("readerFeatures") or ()), set(found.get("writerFeatures") or ())
-    wanted = ({VECTORS} if vectors else set()) | ({_NTZ} if _has_ntz(schema) else set())
+    wanted = _needed(schema, vectors=vectors)
     dropped = set() if vectors else {VECTORS}
     if wanted <= readers & writers and not dropped & (readers | writers):
         return None
@@ -127,8 +129,14 @@ def _protocol(readers: Iterable[str], writers: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _has_ntz(schema: pa.Schema) -> bool:
-    return any(_is_ntz(field.type) for field in schema)
+def _needed(schema: pa.Schema, *, vectors: bool) -> set[str]:
+    """The features that these columns need, and the vectors."""
+    needed = {VECTORS} if vectors else set()
+    if any(_is_ntz(kind) for kind in schema.types):
+        needed.add(_NTZ)
+    if VARIANT in schema.types:
+        needed.add(_VARIANT)
+    return needed
 
 
 def _is_ntz(kind: Any) -> bool:

@@ -30,6 +30,7 @@ from walmere.directory import Directory, Stamp
 from walmere.errors import SinkMismatch
 from walmere.sinks.delta.files.data_file import DataFile
 from walmere.sinks.delta.log.names import COMMIT, LOG, NUMBERED, log_file
+from walmere.sinks.delta.log.schema import arrow_schema
 from walmere.sinks.table_size import TableSize
 
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet\Z")
@@ -140,7 +141,7 @@ def _vector_id(action: Mapping[str, Any]) -> tuple[Any, ...] | None:
 @lru_cache(maxsize=_MAX_KEPT)
 def _schemas(text: str) -> tuple[Schema, pa.Schema]:
     schema = Schema.from_json(text)
-    return schema, pa.schema(schema.to_arrow())
+    return schema, arrow_schema(schema)
 
 
 _kept: dict[str, tuple[Stamp | None, TableVersion]] = {}

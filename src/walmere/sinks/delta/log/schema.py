@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 import pyarrow as pa
 from deltalake import Schema
 
 from walmere.errors import SinkError
+from walmere.variant_type import VARIANT
 
 _PLACE: Final = "walmere.place"
+_VARIANT: Final = "variant"
+"""Delta's name of the type."""
 
 
 def delta_schema(schema: pa.Schema) -> Schema:
@@ -21,7 +25,26 @@ def delta_schema(schema: pa.Schema) -> Schema:
     fields = [
         pa.field(column.name, column.type, metadata={_PLACE: str(place)}) for place, column in enumerate(schema, 1)
     ]
-    return Schema.from_arrow(pa.schema(fields))
+    found = Schema.from_arrow(pa.schema(fields))
+    if VARIANT not in schema.types:
+        return found
+    content = json.loads(found.to_json())
+    for field, kind in zip(content["fields"], schema.types, strict=True):
+        if kind == VARIANT:
+            field["type"] = _VARIANT
+    return Schema.from_json(json.dumps(content))
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """The columns of a table as they are in memory."""
+    found = pa.schema(schema.to_arrow())
+    kinds = [column.type.to_json() for column in schema.fields]
+    return pa.schema(
+        [
+            field.with_type(VARIANT) if kind == f'"{_VARIANT}"' else field
+            for field, kind in zip(found, kinds, strict=True)
+        ]
+    )
 
 
 def column_types(schema: Schema) -> tuple[tuple[str, str], ...]:
