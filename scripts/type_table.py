@@ -34,7 +34,9 @@ Every type of PostgreSQL, and its type in the lake. A type that has no exact typ
 What a type of the lake cannot hold is NULL there, and the text is in the table's rejects:
 `<path>/_rejects.<schema>/<table>`, with LSN, key and column. If it is part of the key, the table is refused.
 
-`[types]` and the sections `[[table]]` [choose](configuration.md#types) other types. Any column can be `string`.
+`[types]` and the sections `[[table]]` [choose](configuration.md#types) other types. Any column can be `string`. `json`
+and `jsonb` as `variant` are a struct of two binary fields in Arrow; the guide says
+[what VARIANT cannot hold](../guides/choose-and-shape-tables.md#json-as-variant).
 
 ## Built-in types
 

@@ -108,7 +108,14 @@ def test_the_shortest_configuration_has_the_documented_defaults(tmp_path: Path) 
             SOURCE + SUBSCRIPTION + "[[table]]\nmatch = 'a.b'\ncolumns = {x = {type = 'decimal(39,2)'}}",
             "[[table]] 1.columns.x.type: a decimal has 1 to 38 digits",
         ),
-        (SOURCE + SUBSCRIPTION + "[types]\njsonb = 'variant'", "types: the type VARIANT cannot be written"),
+        (
+            SOURCE + SUBSCRIPTION + "[types]\njsonb = 'struct'",
+            "types: jsonb cannot be struct; it can be string or variant",
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[types]\nuuid = 'variant'",
+            "types: uuid cannot be variant; it can be string or binary",
+        ),
         (SOURCE + SUBSCRIPTION + "[types]\nmoney = 'string'", "types: there is no choice for money"),
         (
             SOURCE + SUBSCRIPTION + "[types]\nuuid = 'bigint'",
@@ -118,6 +125,10 @@ def test_the_shortest_configuration_has_the_documented_defaults(tmp_path: Path) 
         (
             "hash_key = 'abcdefghijklmnopqrst'" + SOURCE + SUBSCRIPTION,
             "hash_key: it is a secret; set WALMERE_HASH_KEY in the environment instead",
+        ),
+        (
+            SOURCE + SUBSCRIPTION + "[target]\nkind = 'postgres'\ndsn = 'host=x'\n[types]\njsonb = 'variant'",
+            "[types]: in a database, columns have the types of the source",
         ),
         (
             SOURCE + SUBSCRIPTION + "[target]\nkind = 'postgres'\ndsn = 'host=x'\n[types]\nuuid = 'binary'",

@@ -34,14 +34,15 @@ _DECIMAL: Final = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)\Z")
 _MAX_DIGITS: Final = 38
 PLAIN_TYPES: Final = frozenset(
     {"string", "binary", "boolean", "smallint", "int", "bigint", "float", "double", "date", "timestamp"}
-    | {"timestamp_ntz", "struct"}
+    | {"timestamp_ntz", "struct", "variant"}
 )
 """Spark's names of types, except decimal(p,s)."""
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "numeric": ("string", "decimal(p,s)"),
     "uuid": ("string", "binary"),
     "interval": ("string", "struct"),
-    "jsonb": ("string",),
+    "json": ("string", "variant"),
+    "jsonb": ("string", "variant"),
 }
 """By type of PostgreSQL, the types that `[types]` can choose. The first is the default."""
 
@@ -59,8 +60,6 @@ def _lake_type(text: str) -> str:
         if not (0 < precision <= _MAX_DIGITS and scale <= precision):
             raise ValueError("a decimal has 1 to 38 digits, and its scale is at most its precision")
         return f"decimal({precision},{scale})"
-    if text == "variant":
-        raise ValueError("the type VARIANT cannot be written: PyArrow cannot make it from JSON; use string")
     if text not in PLAIN_TYPES:
         raise ValueError(f"{text} is not a type of the target: it is decimal(p,s) or {', '.join(sorted(PLAIN_TYPES))}")
     return text
@@ -100,7 +99,7 @@ class ColumnSection(BaseModel):
     type: LakeType | None = None
     """The type in the target, by Spark's name. Of a function, the type of its result. Otherwise one that is exact:
     `string` for any type, `decimal(p,s)` for `numeric` and integers, `int` and `bigint` for smaller integers, `binary`
-    for `uuid`, `struct` for `interval`. Values that do not fit go to the rejects."""
+    for `uuid`, `struct` for `interval`, `variant` for `json` and `jsonb`. Values that do not fit go to the rejects."""
 
     @field_validator("mask")
     @classmethod

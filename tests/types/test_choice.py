@@ -83,6 +83,8 @@ def test_an_infinite_interval_is_rejected_and_another_style_refused() -> None:
         ("text", "bigint"),
         ("uuid", "bigint"),
         ("jsonb", "struct"),
+        ("text", "variant"),
+        ("_jsonb", "variant"),
         ("_int4", "bigint"),
     ],
 )

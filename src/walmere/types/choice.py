@@ -20,6 +20,8 @@ from walmere.types.numeric import Numeric
 from walmere.types.pgtype import PgType
 from walmere.types.text import Text
 from walmere.types.uuid import UuidBytes
+from walmere.types.variant import Variant
+from walmere.variant_type import VARIANT
 
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)\Z")
 _PLAIN: Final[Mapping[str, pa.DataType]] = {
@@ -35,6 +37,7 @@ _PLAIN: Final[Mapping[str, pa.DataType]] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
     "struct": INTERVAL,
+    "variant": VARIANT,
 }
 _WIDER: Final = {("int2", "int"), ("int2", "bigint"), ("int4", "bigint")}
 _DIGITS: Final = frozenset({"numeric", "int2", "int4", "int8"})
@@ -67,6 +70,8 @@ def choose(type_oid: int, typmod: int, catalog: Mapping[int, PgType], lake_type:
         return UuidBytes(name, arrow)
     if built_in and (found.name, lake_type) == ("interval", "struct"):
         return IntervalParts(name, arrow)
+    if built_in and lake_type == "variant" and found.name in ("json", "jsonb"):
+        return Variant(name, arrow)
     raise ValueError(f"a value of type {usual.name} cannot be exact as {lake_type}")
 
 

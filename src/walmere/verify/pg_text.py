@@ -13,6 +13,7 @@ would write it in a session with our settings (`walmere.libpq.SESSION`), and use
     arrays                   {1,NULL,"a, b"}
     hstore                   "a"=>"b", "c"=>NULL
     interval in its parts    1 year 2 mons -3 days +04:05:06.7
+    VARIANT                  the JSON that DuckDB makes of it: `json_text` makes the same of the source's text
 
 Floats are the exception. PostgreSQL writes the shortest text that gives the same float again, and other programs write
 another text of that length. So here the source's text becomes a float, by DuckDB, and the bits are compared. The type
@@ -27,6 +28,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+
+from walmere.variant_type import VARIANT
 
 _NEEDS_QUOTES: Final = r'^(?i:null)?$|[ \t\n\r\v\f"\\{{}}{delimiter}]'
 """What is empty, is the word NULL, or has a character that means something in an array."""
@@ -127,8 +130,14 @@ def _written(value: str, kind: pa.DataType, delimiters: str = ",", depth: int = 
         elements = f"list_transform({texts}, lambda {each}: {element})"
         return f"('{{' || array_to_string({elements}, {_literal(delimiter)}) || '}}')"
     if pa.types.is_map(kind) or pa.types.is_struct(kind):
-        return _hstore(value, each) if pa.types.is_map(kind) else _interval(value)
+        return _hstore(value, each) if pa.types.is_map(kind) else _struct(value, kind)
     raise TypeError(f"no text for {kind}")
+
+
+def _struct(value: str, kind: pa.DataType) -> str:
+    if kind == VARIANT:
+        return f"variant_bytes_to_variant({value}.metadata || {value}.value)::JSON::VARCHAR"
+    return _interval(value)
 
 
 def _hstore(value: str, each: str) -> str:

@@ -14,6 +14,7 @@ A value that the target's type cannot hold is NULL in the target. `cannot_hold` 
     arrays                          several dimensions, a lower bound other than 1, an element that cannot be held
     any text                        bytes that are not UTF-8
     a number as a chosen decimal    too many digits before or after the point; zeros at the end do not count
+    json and jsonb as VARIANT       see `json_text`
 
 A masked value is not compared as text. What masks it is called with the whole column, and makes a column of the
 target's type.
@@ -31,6 +32,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from walmere.errors import CastError
+from walmere.variant_type import VARIANT
+from walmere.verify import json_text
 
 _TEXT: Final = pa.large_binary()
 _TAB, _NEWLINE, _BACKSLASH, _N = b"\t\n\\N"
@@ -69,6 +72,12 @@ def read(
     for place, (text, kind) in enumerate(zip(split(data, len(target)), target.types, strict=True)):
         if place in masks:
             columns.append(masks[place](text))
+            continue
+        if kind == VARIANT:
+            documents, mask = json_text.read(text)
+            columns.append(documents)
+            if mask is not None:
+                rejected[place] = text.filter(mask)
             continue
         mask = _too_many_digits(text, *decimals[place]) if place in decimals else None
         mask = cannot_hold(text, kind, ascii_only=ascii_only) if mask is None else mask
