@@ -146,7 +146,7 @@ def test_the_bytes_are_those_of_the_specification() -> None:
     assert row["value"] == b"\x02\x02\x00\x01" + bytes([len(array), 0, len(array) + 2]) + array + b"\x05x"
 
 
-def test_a_text_of_more_than_32_mb_is_rejected_and_one_of_32_mb_is_not() -> None:
+def test_a_text_of_more_than_16_mb_is_rejected_and_one_of_16_mb_is_not() -> None:
     longest = '"' + "x" * (MAX_BYTES - 2) + '"'
     made = cast("1", longest, longest + " ", "2")
     assert made.rejected is not None

@@ -9,7 +9,7 @@ these, either. What it cannot hold is rejected:
     a number of more than 38 digits, or with more than 38 digits after the point
     two equal keys in one object, and half a pair of surrogates: only json has these
     more than 1,000 brackets in each other, which Spark does not parse, either
-    more than 32 MB of text: its encoding may be three times as long, and Spark reads up to 128 MB
+    more than 16 MB of text: to encode it may take 150 times as much memory (if it is all small numbers)
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from walmere.types.text import Text
 from walmere.types.variant_bytes import encoded
 from walmere.variant_type import VARIANT
 
-MAX_BYTES: Final = 32 << 20
+MAX_BYTES: Final = 16 << 20
 _BLOCK_BYTES: Final = 1 << 18
-"""Text that is encoded at a time: the arrays for it need about 50 times as much memory."""
+"""Text that is encoded at a time, or one document. Larger blocks take longer, because they do not fit into caches."""
 
 
 @dataclass(frozen=True)

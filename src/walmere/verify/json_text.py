@@ -6,7 +6,7 @@ So numbers are compared with all their digits: 1.5 and 1.50 differ, and 1.5e1, w
 parser reads the text, and nothing of `walmere.types` is used. Its cost is some microseconds for each document.
 
 What VARIANT cannot hold is NULL in the target: numbers of more than 38 digits, or with more than 38 digits after the
-point; objects with two equal keys; half a pair of surrogates; more than 1,000 brackets in each other; more than 32 MB.
+point; objects with two equal keys; half a pair of surrogates; more than 1,000 brackets in each other; more than 16 MB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 _MAX_DIGITS: Final = 38
 _MAX_DEPTH: Final = 1_000
-_MAX_BYTES: Final = 32 << 20
+_MAX_BYTES: Final = 16 << 20
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SPECIAL: Final = re.compile(r'["\\\x00-\x1f]')
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
