@@ -78,7 +78,7 @@ def test_what_is_confirmed_is_in_the_store_always_and_nothing_is_lost_or_doubled
     database.rows("SELECT pg_create_logical_replication_slot('oracle', 'pgoutput')")
     proxy.rule = rule
     config = stored(database.config(tmp_path / "a"), proxy.bucket)
-    seen = set()
+    seen: set[Lsn] = set()
     with Background(config) as background:
         eventually(database.streaming)
         with MixedLoad(database, 5, writers=2):

@@ -373,7 +373,13 @@ def test_spark_submit_gives_master_and_settings(source: Database, cluster: Clust
     driver = machine("driver")
     driver.file.write_text(driver.file.read_text().partition("[spark]")[0])
     settings = [word for name, value in driver.spark.items() for word in ("--conf", f"{name}={value}")]
-    submit = [Path(sys.executable).with_name("spark-submit"), "--master", cluster.url, *settings, SUBMIT]
+    submit: list[str | Path] = [
+        Path(sys.executable).with_name("spark-submit"),
+        "--master",
+        cluster.url,
+        *settings,
+        SUBMIT,
+    ]
 
     def submitted(*arguments: str) -> None:
         variables = {**driver.variables, "PYSPARK_DRIVER_PYTHON": sys.executable}
