@@ -55,6 +55,17 @@ def test_an_error_is_one_line_and_a_hint_and_its_traceback_is_shown_with_v(tmp_p
     assert "Traceback" not in here("status", "-c", tmp_path / "nowhere.toml")[2]
 
 
+@pytest.mark.parametrize("option", ["-v", "--verbose"])
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"demo", "help", "init", "warm"}))
+def test_v_may_be_before_the_command(name: str, option: str, tmp_path: Path, here: Here) -> None:
+    arguments = {"resync": ["t"], "skip": ["0/1"]}.get(name, [])
+    code, _, err = here(option, name, *arguments, "-c", tmp_path / "nowhere.toml")
+    assert code == 2
+    assert "Traceback" in err
+    assert "there is no such file" in err.splitlines()[-2]
+    assert "Traceback" not in here(name, *arguments, "-c", tmp_path / "nowhere.toml")[2], "only for one command"
+
+
 def test_a_wrong_argument_is_one_line_and_a_hint(here: Here) -> None:
     code, out, err = here("receive", "--twice")
     assert (code, out) == (2, "")

@@ -17,7 +17,7 @@ import typer
 import walmere
 from walmere.cli import failures, looking, running, serving, setup, topics
 from walmere.cli.init import init
-from walmere.cli.options import with_verbose
+from walmere.cli.options import Verbose, with_verbose
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -54,7 +54,10 @@ for _name, _command in COMMANDS.items():
 def _main(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: Verbose = False,
 ) -> None:
+    if verbose:
+        failures.set_verbose(True)
     if version:
         print(walmere.__version__)
     elif context.invoked_subcommand is None:

@@ -17,7 +17,7 @@ DEFAULT: Final = Path("walmere.toml")
 
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.", show_default=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, and show the traceback of an error.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, and show the traceback of an error.")]
 
 
 def lsn(text: str) -> Lsn:
@@ -33,11 +33,12 @@ def with_verbose(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*, verbose: bool = False, **arguments: Any) -> None:
-        failures.set_verbose(verbose)
+        if verbose:  # it may be given before the command, too
+            failures.set_verbose(True)
         command(**arguments)
 
     own = inspect.signature(command, eval_str=True)
-    more = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Verbose)
+    more = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose)
     signature = own.replace(parameters=[*own.parameters.values(), more])
     run.__signature__ = signature  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
