@@ -166,6 +166,11 @@ def test_status_without_a_source_tells_what_is_known_here(database18: Database, 
     assert "refused" in state["error"]
     assert "Hush" not in result.stdout + result.stderr
     positions = SinkPositions(tmp_path / "s")
+    positions.join("target")
+    positions.join("query-report")
+    state = json.loads(walmere("status", "--json", "-c", path).stdout)
+    assert state["applied_lsn"] is None, "nothing is applied yet"
+    assert state["queries"] == [{"name": "report", "lsn": None}]
     positions.advance("query-report", Lsn(5))
     positions.advance("target", Lsn(7))
     state = json.loads(walmere("status", "--json", "-c", path).stdout)

@@ -98,7 +98,7 @@ def status(
         # without deletion vectors: batches wait if they would rewrite too many bytes
         "next_batch": None if next_at is None else _time(next_at),
         # the log is kept for these, too
-        "queries": [{"name": name.removeprefix("query-"), "lsn": str(lsn)} for name, lsn in positions.items()],
+        "queries": [{"name": name.removeprefix("query-"), "lsn": _text(lsn)} for name, lsn in positions.items()],
         "store": store,
         "error": source.error or store_error or log.error or target.error,
     }
@@ -329,4 +329,4 @@ def _bytes(end: Lsn | None, begin: Lsn | None) -> int | None:
 
 
 def _text(lsn: Lsn | None) -> str | None:
-    return None if lsn is None else str(lsn)
+    return str(lsn) if lsn else None  # 0/0 is the position before the first one
