@@ -21,7 +21,7 @@ from delta_rows import read_delta
 from processes import eventually
 from walmere import config as configuration
 from walmere.config import Config, DeltaTarget
-from walmere.errors import SinkMismatch
+from walmere.errors import SinkMismatch, WalmereError
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.running import launcher
@@ -40,7 +40,8 @@ class Mirror:
         """`source` are more keys of [source], or other values of those that are there anyway."""
         self.database = database
         self._failures: list[BaseException] = []
-        self.batches: list[float | None] = []
+        self.batches: list[float] = []
+        self.retries: list[tuple[int, WalmereError]] = []  # after so many batches, this error
         """Of all runs in this process: how long each batch took; None: it has failed, and is retried."""
         set_json_loads(_as_text, database.connection)  # json as its text, as the target has it
         directory.mkdir(exist_ok=True)
@@ -79,7 +80,11 @@ master = "local[2]"
 
     def launcher(self) -> Launcher:
         """As `walmere run` makes it."""
-        return launcher(self.config, self.file, on_batch_end=self.batches.append)
+
+        def retried(error: WalmereError) -> None:
+            self.retries.append((len(self.batches), error))
+
+        return launcher(self.config, self.file, on_batch_end=self.batches.append, on_retry=retried)
 
     @contextlib.contextmanager
     def following(self) -> Iterator[tuple[Launcher, threading.Thread]]:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from walmere.sinks.base import Sink
     from walmere.spark.apply_query import OnBatchEnd
     from walmere.subscription.advice import Advice
-    from walmere.subscription.launcher import Launcher
+    from walmere.subscription.launcher import Launcher, OnRetry
     from walmere.subscription.receiver import Receiver
     from walmere.verify.proof import Proof, Verdict, VerifyOptions
 
@@ -200,13 +200,15 @@ class Subscription:
         once: bool = False,
         on_progress: OnProgress | None = None,
         on_batch_end: OnBatchEnd = lambda *_: None,
+        on_retry: OnRetry = lambda *_: None,
         take_over: bool = False,
         receives: bool = True,
     ) -> None:
         """Copy what is not copied yet, then apply changes, until stopped, or everything before an LSN is applied.
 
         `once`: until everything that the source has committed by now is applied. `on_progress` is called when a table
-        has a new position or phase, `on_batch_end` after each batch, with its seconds, or None if it is retried.
+        has a new position or phase, `on_batch_end` after each batch that was applied, with its seconds,
+        `on_retry` when applying has failed and is retried, with the error.
         `take_over`: take over tables of the target that belong to another subscription; they are copied again.
         `receives`: False if `walmere receive` on another machine writes to the same store.
         """
@@ -230,6 +232,7 @@ class Subscription:
             made = self.launcher(
                 on_progress=on_progress,
                 on_batch_end=on_batch_end,
+                on_retry=on_retry,
                 take_over=take_over,
                 receives=receives,
                 ends=ends,
@@ -241,6 +244,7 @@ class Subscription:
         *,
         on_progress: OnProgress | None = None,
         on_batch_end: OnBatchEnd = lambda *_: None,
+        on_retry: OnRetry = lambda *_: None,
         take_over: bool = False,
         receives: bool = True,
         ends: bool = False,
@@ -253,6 +257,7 @@ class Subscription:
             self.file,
             on_progress=on_progress,
             on_batch_end=on_batch_end,
+            on_retry=on_retry,
             take_over=take_over,
             receives=receives,
             ends=ends,

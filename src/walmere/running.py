@@ -24,7 +24,7 @@ from walmere.spark.session import master_of, require_alive, require_java, sessio
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription.checks.cluster import require_shared
 from walmere.subscription.copy_progress import CopyProgress, RunningCopies
-from walmere.subscription.launcher import Launcher
+from walmere.subscription.launcher import Launcher, OnRetry
 from walmere.subscription.shared.state import SharedState
 from walmere.subscription.shared.store import store_of_config
 from walmere.subscription.state import TableState, to_json
@@ -123,6 +123,7 @@ def launcher(  # noqa: PLR0913  what `walmere run` can be told, and its callback
     on_progress: OnProgress | None = None,
     on_batch: OnBatch = lambda *_: None,
     on_batch_end: OnBatchEnd = lambda *_: None,
+    on_retry: OnRetry = lambda *_: None,
     take_over: bool = False,
     receives: bool = True,
     ends: bool = False,
@@ -130,10 +131,10 @@ def launcher(  # noqa: PLR0913  what `walmere run` can be told, and its callback
     """Start Spark and create a launcher that is ready to run.
 
     `on_progress` is called when a table has a new position or phase, `on_batch` after each batch, `on_batch_end` with
-    the seconds that it took, and with None if applying has failed and is retried. `receives`: False if another machine
-    receives into the store. `ends`: the run has an end, so it may find nothing to do, and Spark is started only when it
-    is needed. On a cluster, or if there are tables to copy, it is started at once: what is wrong with it is known
-    before anything else is done.
+    the seconds that it took, `on_retry` with the error if applying has failed and is retried. `receives`: False if
+    another machine receives into the store. `ends`: the run has an end, so it may find nothing to do, and Spark is
+    started only when it is needed. On a cluster, or if there are tables to copy, it is started at once: what is wrong
+    with it is known before anything else is done.
     """
     rules = TableRules.of(config)
     rules.require_key()
@@ -177,7 +178,7 @@ def launcher(  # noqa: PLR0913  what `walmere run` can be told, and its callback
         sync,
         upkeep=upkeep,
         require_spark=functools.partial(require_alive, directory / paths.SPARK_LOG),
-        on_retry=functools.partial(on_batch_end, None),
+        on_retry=on_retry,
         take_over=take_over,
         shared=shared,
         receives=receives,

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from walmere.errors import SinkFull
 from walmere.metrics import names
 from walmere.metrics.families import RunCounters, Samples, add_status, exposition
 from walmere.metrics.names import MetricName
@@ -57,7 +58,7 @@ def all_samples(samples: Samples) -> None:
     counters.progress({"tables": [{"name": "public.orders", "changes": 12}]})
     for seconds in (0.05, 0.1, 0.7, 400.0):
         counters.batch_ended(seconds)
-    counters.batch_ended(None)
+    counters.retried(SinkFull("writing", "the disk is full"))
     counters.add_to(samples)
 
 

@@ -265,9 +265,11 @@ def test_a_full_lake_is_waited_for_and_a_run_that_ends_by_itself_gives_up(
             assert run.is_alive()
             filler.unlink()
             mirror.becomes_equal("t")
-    retries = [index for index, seconds in enumerate(mirror.batches) if seconds is None]
-    assert len(retries) > 2, mirror.batches
-    assert [seconds for seconds in mirror.batches[retries[-1] :] if seconds], "then, a batch was applied"
+    assert len(mirror.retries) > 2
+    assert {type(error) for _, error in mirror.retries} == {SinkFull}
+    before, _ = mirror.retries[-1]
+    assert mirror.batches[before:], "then, a batch was applied"
+    assert all(seconds > 0 for seconds in mirror.batches)
     assert all("\n" not in record.getMessage() for record in caplog.records)
 
 

@@ -104,7 +104,8 @@ def run(
             until,
             once=once,
             on_progress=serving.together(on_progress),
-            on_batch_end=(lambda *_: None) if counters is None else counters.batch_ended,
+            on_batch_end=(lambda _: None) if counters is None else counters.batch_ended,
+            on_retry=(lambda _: None) if counters is None else counters.retried,
             take_over=take_over,
             receives=not no_receiver,
         )

@@ -119,14 +119,16 @@ class RunCounters:
         with self._lock:
             self._changes = {table["name"]: table["changes"] for table in now["tables"]}
 
-    def batch_ended(self, seconds: float | None) -> None:
-        """Count a batch that took so long; None: it has failed, and is retried."""
+    def batch_ended(self, seconds: float) -> None:
+        """Count a batch that took so long."""
         with self._lock:
-            if seconds is None:
-                self._retries += 1
-            else:
-                self._durations[bisect_left(names.BATCH_BOUNDS, seconds)] += 1
-                self._seconds += seconds
+            self._durations[bisect_left(names.BATCH_BOUNDS, seconds)] += 1
+            self._seconds += seconds
+
+    def retried(self, _: Exception) -> None:
+        """Count that applying has failed, and is retried."""
+        with self._lock:
+            self._retries += 1
 
     def add_to(self, samples: Samples) -> None:
         """The samples of this run."""

@@ -66,7 +66,7 @@ from walmere.subscription.target.pace import Pace
 _log = logging.getLogger(__name__)
 
 OnBatch: TypeAlias = Callable[[list[Applied], Lsn], None]
-OnBatchEnd: TypeAlias = Callable[[float | None], None]
+OnBatchEnd: TypeAlias = Callable[[float], None]
 MAX_LSN: Final = Lsn((1 << 64) - 1)
 _NOT_IN_LOG: Final = "the change log does not have the next changes of the table any more"
 _FULL_BELOW: Final = 1 << 20

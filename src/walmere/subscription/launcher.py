@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from walmere import paths
 from walmere.changelog import manifest, manifest_file
@@ -54,6 +54,8 @@ from walmere.subscription.target import ownership
 from walmere.subscription.target.upkeep import UpkeepScheduler
 
 _log = logging.getLogger(__name__)
+
+OnRetry: TypeAlias = Callable[[WalmereError], None]
 
 CONCURRENT_COPIES: Final = 2
 """Tables that are copied at the same time. Each copy uses all cores."""
@@ -129,7 +131,7 @@ class Launcher:
         require_spark: Callable[[float], None] = lambda _: None,
         on_poll: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
-        on_retry: Callable[[], None] = lambda: None,
+        on_retry: OnRetry = lambda *_: None,
         take_over: bool = False,
         shared: SharedState | None = None,
         receives: bool = True,
@@ -138,9 +140,9 @@ class Launcher:
 
         `upkeep` makes the scheduler of upkeep, from the function that commits its results.
         `require_spark(seconds)` raises if Spark has ended, or ends within this time. `on_poll` is called often,
-        `on_end` at the end, `on_retry` when applying has failed and is retried. `take_over`: take tables of the target
-        from other owners. `shared`: the state, if it is in a store. `receives`: False if a receiver on another machine
-        writes to that store.
+        `on_end` at the end, `on_retry` with the error when applying has failed and is retried. `take_over`: take tables
+        of the target from other owners. `shared`: the state, if it is in a store. `receives`: False if a receiver on
+        another machine writes to that store.
         """
         self._config = config
         self._config_file = config_file
@@ -461,7 +463,7 @@ class Launcher:
             raise error
         _log.warning("%s: %s; starting to apply changes again in %.1f s", error.doing, error.wrong, pause)
         self._start_at = time.monotonic() + pause
-        self._on_retry()
+        self._on_retry(error)
 
 
 def lock_run(directory: Path) -> Lock:
