@@ -54,9 +54,10 @@ def test_warm_makes_an_archive_once_and_sessions_load_their_classes_from_it(cach
         "from walmere.spark import class_data\n"
         "log = '-Xlog:class+load:stdout'\n"
         "options = f'{JVM_OPTIONS} {class_data.options(require_java())} {log}'\n"
-        "session('x', 'local[1]', {'spark.driver.extraJavaOptions': options}).sparkContext.parallelize([1]).count()"
+        "spark = session('x', 'local[1]', {'spark.driver.extraJavaOptions': options})\n"
+        "spark.range(10).groupBy('id').count().collect()"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     sources = re.findall(r" org\.apache\.spark\.\S+ source: (shared objects file|file:)", loaded)
     assert sources.count("shared objects file") > 1000
-    assert sources.count("shared objects file") > 0.8 * len(sources)
+    assert sources.count("shared objects file") > 0.98 * len(sources), "also what a program needs to aggregate"

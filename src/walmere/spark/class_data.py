@@ -34,13 +34,15 @@ _UNUSED_SECONDS: Final = 30 * 86_400.0
 _VARIABLE: Final = "WALMERE_WARM"
 _QUIET: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 _DOING: Final = "archiving Spark's classes"
+_EXERCISE: Final = 2
+"""Raise this when `_exercise` uses other parts of Spark: then a new archive is made."""
 
 
 def archive(java: str) -> Path:
     """The archive for this version of Java (what `java -version` prints) and this Spark. It may not exist."""
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     jars = sorted((each.name, each.stat().st_size) for each in (home / "jars").glob("*.jar"))
-    name = hashlib.sha256(repr((java, str(home), jars)).encode()).hexdigest()[:16]
+    name = hashlib.sha256(repr((java, str(home), jars, _EXERCISE)).encode()).hexdigest()[:16]
     return user_cache() / f"spark-{name}.jsa"
 
 
@@ -127,8 +129,10 @@ class _Ticks(DataSource, DataSourceStreamReader):
         yield (partition.value,)
 
 
-def _collect(rows: DataFrame, _: int) -> None:
-    rows.collect()
+def _use(rows: DataFrame, _: int) -> None:
+    """Do what programs do with a batch: aggregate and shuffle it."""
+    rows.count()
+    rows.groupBy("n").agg({"n": "sum"}).collect()
 
 
 def _exercise(file: Path) -> None:
@@ -141,7 +145,7 @@ def _exercise(file: Path) -> None:
     SparkTasks(spark, "class data").map(str, [1])
     spark.dataSource.register(_Ticks)
     with tempfile.TemporaryDirectory() as checkpoint:
-        writer = spark.readStream.format("ticks").load().writeStream.foreachBatch(_collect)
+        writer = spark.readStream.format("ticks").load().writeStream.foreachBatch(_use)
         query = writer.option("checkpointLocation", checkpoint).start()
         query.processAllAvailable()
         query.stop()
