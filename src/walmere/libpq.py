@@ -214,6 +214,14 @@ def self_contained(address: SomeAddress) -> SomeAddress:
 Scrub = Callable[[str], str]
 
 
+def one_line(error: psycopg.Error) -> str:
+    """The text of an error in one line, without the question that libpq asks after a refused connection."""
+    text = re.sub(r"\s*Is the server running [^\n]*", "", str(error))
+    text = re.sub(r"\bconnection (failed|is bad): ", "", text)
+    text = text.replace("\nMultiple connection attempts failed", ". Multiple connection attempts failed")
+    return " ".join(text.split())
+
+
 def scrubber(address: Address) -> Scrub:
     """A function that replaces the secrets of a connection in a text."""
     secrets = [address.dsn.get_secret_value(), *(v for k, v in parameters_of(address).items() if k in _SECRET)]

@@ -74,6 +74,15 @@ def test_a_wrong_argument_is_one_line_and_a_hint(here: Here) -> None:
     assert hint == "  hint: walmere receive -h shows the arguments"
 
 
+def test_an_unknown_command_names_the_list_of_commands(here: Here) -> None:
+    code, out, err = here("stat")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "walmere: no such command 'stat'. Did you mean 'status'?",
+        "  hint: walmere -h lists the commands",
+    ]
+
+
 def test_an_unexpected_error_is_a_line_too(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> dict[str, Path]:
         raise KeyError("what nobody thought of")

@@ -102,7 +102,7 @@ def test_missing_rights_come_with_their_sql_and_are_granted_on_request(
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        ([], "connection string of the source is not known"),
+        ([], "there is no connection string of the source"),
         (["postgresql://repl@127.0.0.1:1/shop"], "refused"),
         (["DSN"], "there is none"),
         (["DSN", "--create-publication", "--table", "nothing"], "there is no table nothing"),

@@ -30,7 +30,9 @@ def test_copies_are_shown_with_rate_and_time_left() -> None:
         "copying public.big 1,200,000 of about 5,000,000 rows, 400,000 rows/s, 10 s left (1 of 3 tables copied)"
     )
     unknown = table("public.c", "d", 10, rows_estimated=None, copy_began=NOW - 10)
-    assert copying([unknown], NOW) == "copying public.c 10 rows, 1 rows/s (0 of 1 tables copied)"
+    assert copying([unknown], NOW) == "copying public.c 10 rows (0 of 1 tables copied)"
+    one = table("public.c", "d", 0, rows_estimated=1, copy_began=NOW - 10)
+    assert copying([one], NOW) == "copying public.c 0 of about 1 row (0 of 1 tables copied)"
     assert copying([waiting, ready], NOW) is None
 
 
@@ -64,12 +66,16 @@ def test_elsewhere_than_on_a_terminal_there_are_plain_lines() -> None:
     stream = io.StringIO()
     display = RunDisplay(stream, lambda: (0, 0.0), lambda: False)
     with display.shown():
-        display.progress({"applied_lsn": None, "tables": [BIG]})
+        small = table("public.small", "d", rows_estimated=1, copy_began=NOW - 3)
+        display.progress({"applied_lsn": None, "tables": [BIG, small]})
+        copied = {**small, "phase": "f", "rows_copied": 1, "copied_at": NOW}
+        display.progress({"applied_lsn": None, "tables": [BIG, copied]})
         done = table("public.big", "f", 5_000_000, copied_at=NOW + 7)
         display.progress({"applied_lsn": "0/1", "tables": [done]})
         display.progress({"applied_lsn": "0/1", "tables": [{**done, "phase": "r", "changes": 3}]})
     lines = stream.getvalue().splitlines()
     assert "public.big: 5,000,000 rows copied in 10 s, 500,000 rows/s" in lines
+    assert "public.small: 1 row copied" in lines
     assert lines[-1] == "1 table, 3 changes applied, up to 0/1"
     assert "\r" not in stream.getvalue()
     assert "\x1b" not in stream.getvalue()

@@ -38,6 +38,20 @@ def test_the_password_can_be_in_the_connection_string(scram_server: Server) -> N
     assert_logs_in(source_at(f"host=127.0.0.1 port={scram_server.port} dbname=postgres user=app password='{quoted}'"))
 
 
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        ("host=127.0.0.1 port=1", 'connection to server at "127.0.0.1", port 1 failed: Connection refused'),
+        ("host=/nowhere port=1", 'on socket "/nowhere/.s.PGSQL.1" failed: No such file or directory'),
+    ],
+)
+def test_a_refused_connection_is_one_short_line(where: str, wrong: str) -> None:
+    with pytest.raises(SourceUnavailable) as refused:
+        connect(source_at(f"{where} dbname=postgres user=app"), "test")
+    assert refused.value.wrong.endswith(wrong)
+    assert refused.value.wrong.startswith("connection to server ")
+
+
 def test_the_password_can_be_in_walmeres_own_variable(scram_server: Server, tmp_path: Path) -> None:
     file = tmp_path / "walmere.toml"
     file.write_text(

@@ -21,7 +21,7 @@ class Asker:
         if self.interactive:
             return str(typer.prompt(question, default=default, err=True))
         if default is None:
-            raise ConfigError("writing the configuration", f"{question.lower()} is not known", f"give {flag}")
+            raise ConfigError("writing the configuration", f"there is no {question.lower()}", f"give {flag}")
         return default
 
     def secret(self, question: str) -> str:

@@ -74,7 +74,8 @@ def _usage(error: TyperException) -> int:
     message = error.format_message()
     context = getattr(error, "ctx", None)
     command = "walmere" if context is None else context.command_path
-    return _print(f"{message[:1].lower()}{message[1:]}\n  hint: {command} -h shows the arguments", error.exit_code)
+    shows = "lists the commands" if command == "walmere" else "shows the arguments"
+    return _print(f"{message[:1].lower()}{message[1:]}\n  hint: {command} -h {shows}", error.exit_code)
 
 
 def _print(text: str, code: int = FAILED) -> int:

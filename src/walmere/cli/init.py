@@ -72,7 +72,9 @@ def init(
         hint = "--force replaces it, -c names another file"
         raise ConfigError(f"writing {config}", "the file exists already", hint)
     default = dsn or (_LOCAL if asker.interactive else None)
-    text = dsn or asker.text("Connection string of the source", default, "the connection string of the source")
+    text = dsn or asker.text(
+        "Connection string of the source", default, "it as an argument: walmere init postgresql://user@host/database"
+    )
     source, survey = _survey(asker, text)
     with_rights = source if admin is None else _source(admin)
     publications = Publications(asker, survey, with_rights)

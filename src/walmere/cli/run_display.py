@@ -25,6 +25,8 @@ Lag = tuple[int | None, float | None]
 
 _EVERY: Final = {Phase.DATA_SYNC: 10.0, Phase.READY: 60.0}
 """Elsewhere than on a terminal: seconds between two lines, while copies are running, and later."""
+_RATE_FROM: Final = 1000
+"""Show the rate of a copy from this many rows on: below, nearly all of its time is the start of the task."""
 
 
 def copying(tables: Sequence[Report], now: float) -> str | None:
@@ -44,8 +46,9 @@ def _copy(table: Report, now: float) -> str:
         return str(table["name"])
     number, estimated = table["rows_copied"], table["rows_estimated"]
     speed = number / max(1.0, now - table["copy_began"])
-    parts = [f"{table['name']} {rows(number)}{f' of about {rows(estimated)}' if estimated else ''} rows"]
-    if speed:
+    shown = f"{rows(number)} of about {counted(estimated, 'row')}" if estimated else counted(number, "row")
+    parts = [f"{table['name']} {shown}"]
+    if number >= _RATE_FROM:
         parts.append(f"{rows(speed)} rows/s")
         if estimated and estimated > number:
             parts.append(f"{left((estimated - number) / speed)} left")
@@ -111,15 +114,17 @@ class RunDisplay:
             if "copy_began" in table:
                 self._copies_began[table["name"]] = table["copy_began"]
             if before is not None and table["phase"] == Phase.FINISHED_COPY != before:
-                self._line.print(f"{table['name']}: {rows(table['rows_copied'])} rows copied{self._took(table)}")
+                self._line.print(f"{table['name']}: {counted(table['rows_copied'], 'row')} copied{self._took(table)}")
         self._report = report
 
     def _took(self, table: Report) -> str:
         began = self._copies_began.get(table["name"])
         if began is None:
             return ""
-        seconds = max(0.001, table["copied_at"] - began)
-        return f" in {left(seconds)}, {rows(table['rows_copied'] / seconds)} rows/s"
+        number, seconds = table["rows_copied"], table["copied_at"] - began
+        if number < _RATE_FROM or seconds < 1.0:
+            return ""
+        return f" in {left(seconds)}, {rows(number / seconds)} rows/s"
 
     def _run(self) -> None:
         while not self._ended.is_set():

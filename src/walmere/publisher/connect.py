@@ -30,7 +30,7 @@ from walmere.errors import (
     SourceUnavailable,
     TableLocked,
 )
-from walmere.libpq import Address, Scrub, conninfo_of, describe, scrubber, settings
+from walmere.libpq import Address, Scrub, conninfo_of, describe, one_line, scrubber, settings
 from walmere.publisher.capabilities import Capabilities
 from walmere.publisher.silence import WatchedConnection, silence_of
 
@@ -194,7 +194,7 @@ _BY_ERROR: Final[tuple[tuple[Callable[[psycopg.Error, str], bool], type[SourceEr
 
 def translate(error: psycopg.Error, doing: str, scrub: Scrub = lambda text: text) -> SourceError:
     """Convert an error of the server to a SourceError."""
-    text = scrub(" ".join(str(error).split()))
+    text = scrub(one_line(error))
     detail = scrub(error.diag.message_detail or "")
     text = f"{text} ({detail})" if detail and detail not in text else text
     if error.sqlstate is None:
