@@ -137,6 +137,7 @@ def test_the_page_shows_what_status_says_and_follows_it(browser: Browser, databa
         assert "walmere run -c" in browser.text("#findings")
         database18.execute("INSERT INTO orders SELECT generate_series(1, 7)")
         eventually(lambda: "orders +7" in browser.text("#transactions"))
+        assert set(browser.texts("svg .label")) >= {"−1 min", "−30 s", "now"}
         hosts = browser.run(
             "return [...new Set(performance.getEntriesByType('resource').map((each) => new URL(each.name).origin))]"
         )

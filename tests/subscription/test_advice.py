@@ -44,6 +44,7 @@ def test_nothing_is_wrong_with_a_subscription_that_is_caught_up() -> None:
         (table(error="no key"), True, "problem", "a table has an error"),
         (table(phase="d"), True, "busy", "copying 1 of 1 tables"),
         ({"caught_up": False, "lag_seconds": None}, True, "busy", "catching up"),
+        ({"caught_up": False, "lag_seconds": 0.0}, True, "good", "less than 0.1 s behind"),
         ({"caught_up": False, "lag_seconds": 0.71}, True, "good", "0.7 s behind"),
         ({"caught_up": False, "lag_seconds": 7300.0}, True, "warning", "2 h 1 min behind"),
         (table(phase="i", published=False), True, "good", "caught up"),

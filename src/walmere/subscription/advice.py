@@ -68,7 +68,8 @@ def summary(status: Status, *, running: bool) -> Summary:
         return Summary("good", "caught up")
     if status["lag_seconds"] is None:
         return Summary("busy", "catching up")
-    return Summary("good" if status["lag_seconds"] < 60 else "warning", f"{span(status['lag_seconds'])} behind")
+    lag: float = status["lag_seconds"]
+    return Summary("good" if lag < 60 else "warning", f"{'less than 0.1 s' if lag < 0.1 else span(lag)} behind")
 
 
 def advice(status: Status, processes: Processes) -> list[Advice]:

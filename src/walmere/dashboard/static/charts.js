@@ -20,6 +20,11 @@ function ceiling(value) {
   return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= value);
 }
 
+// A time before now, on the axis.
+function ago(seconds) {
+  return seconds < 60 ? `${Math.round(seconds)} s` : `${+(seconds / 60).toFixed(1)} min`;
+}
+
 export class Chart {
   // series: [{ name, index, area }], index: of the value in a point; smallest: the top of the axis is at least this
   constructor(figure, series, { format, smallest }) {
@@ -68,10 +73,9 @@ export class Chart {
       element("line", { class: share ? "grid" : "axis", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }, this.svg);
       element("text", { class: "label", x: LEFT - 8, y: at + 4, "text-anchor": "end" }, this.svg, this.format(top * share));
     }
-    const minutes = this.seconds / 60;
     for (const [share, anchor] of [[0, "start"], [0.5, "middle"], [1, "end"]]) {
       const at = LEFT + share * (width - LEFT - RIGHT);
-      const text = share === 1 ? "now" : `−${+(minutes * (1 - share)).toFixed(1)} min`;
+      const text = share === 1 ? "now" : `−${ago(this.seconds * (1 - share))}`;
       element("text", { class: "label", x: at, y: HEIGHT - 4, "text-anchor": anchor }, this.svg, text);
     }
   }

@@ -149,14 +149,14 @@ function showFlow(status, running, its) {
   ]);
   facts("received_facts", [
     receiver.running ? "receiver is running" : ["receiver is not running", "warning"],
-    `${rate(point[3])} changes per s`,
+    `${rate(point[3])} changes/s`,
   ]);
   facts("durable_facts", [disk && disk.log_bytes !== null && `change log ${bytes(disk.log_bytes)}`, slot && `confirmed ${slot.confirmed_lsn ?? "–"}`]);
   const written = status.tables.reduce((sum, each) => sum + (each.written_bytes_per_hour ?? 0), 0);
   facts("applied_facts", [
-    status.paused ? ["paused", "warning"] : running ? `${rate(point[4])} changes per s` : ["no process applies", "warning"],
+    status.paused ? ["paused", "warning"] : running ? `${rate(point[4])} changes/s` : ["no process applies", "warning"],
     disk && disk.lake_bytes !== null && `lake ${bytes(disk.lake_bytes)}`,
-    `${bytes(written)} written / h`,
+    `${bytes(written)}/h written`,
   ]);
 }
 

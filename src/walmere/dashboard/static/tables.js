@@ -32,11 +32,11 @@ function makeRow(name, resync) {
   const row = document.createElement("tr");
   row.dataset.key = name;
   row.dataset.name = name.toLowerCase();
-  const labels = ["table", "phase", "rows copied", "lag", "size", "written / h", "rejects", ""];
+  const labels = ["table", "phase", "rows copied", "lag", "size", "written/h", "rejects", ""];
   for (const label of labels) {
     const cell = row.insertCell();
     cell.dataset.label = label;
-    if (["rows copied", "lag", "size", "written / h", "rejects"].includes(label)) cell.className = "n";
+    if (["rows copied", "lag", "size", "written/h", "rejects"].includes(label)) cell.className = "n";
   }
   row.cells[0].textContent = name;
   row.cells[0].className = "name";
