@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -415,7 +416,7 @@ def test_a_table_that_lost_a_column_in_the_target_is_different(mirror: Mirror) -
 
 def test_the_command(mirror: Mirror, here: Here) -> None:
     code, _, shown = here("verify", "-c", mirror.file)
-    assert (code, "there is no subscription" in shown) == (1, True)
+    assert (code, "there is no subscription" in shown) == (3, True)
     slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s"
     assert mirror.database.value(slots, mirror.database.slot) == 0, "to look begins nothing"
     mirror.run_once()
@@ -430,6 +431,11 @@ def test_the_command(mirror: Mirror, here: Here) -> None:
     assert code == 1
     assert "different (id=42) in note" in said
     assert "secret" not in said + shown, "values are shown to who asks for them"
+    away = mirror.file.with_name("away.toml")
+    nowhere = 'dsn = "postgresql://postgres@127.0.0.1:1/postgres"'
+    away.write_text(re.sub(r"(?m)^dsn = .*$", nowhere, mirror.file.read_text()))
+    code, _, shown = here("verify", "-c", away)
+    assert (code, "Connection refused" in shown) == (3, True), "1 would say that something differs"
     code, _, shown = here("verify", "-c", mirror.file, "--table", "none")
     assert code == 2
     assert "no published table is called none" in shown

@@ -22,7 +22,7 @@ FAILED: Final = 1
 UNUSABLE: Final = 2
 """The configuration or the arguments are not usable, and nothing was started."""
 NOT_COMPARED: Final = 3
-"""`verify` could not compare."""
+"""`verify` could not compare, for whatever reason."""
 INTERRUPTED: Final = 130
 """Ended by Ctrl-C."""
 

@@ -12,7 +12,7 @@ from walmere.cli import failures, output
 from walmere.cli.garbage import without_garbage_collection
 from walmere.cli.options import DEFAULT, AsJson, ConfigFile, lsn
 from walmere.cli.signals import end_as_by_ctrl_c, silent_when_closed
-from walmere.errors import NotCompared
+from walmere.errors import ConfigError, WalmereError
 from walmere.lsn import INVALID_LSN, Lsn
 
 
@@ -59,7 +59,7 @@ def verify(
 ) -> None:
     """Compare source and target, every row and column, at one LSN.
 
-    Exits with 0 if they are equal, 1 if not, and 3 if nothing differs but something could not be compared.
+    Exits with 0 if they are equal, 1 if not, and 3 if no difference was found but something could not be compared.
     """
     from walmere.cli import comparing
     from walmere.verify.proof import VerifyOptions
@@ -72,7 +72,9 @@ def verify(
             proof = subscription.verify(
                 table or (), options, wait=wait, on_progress=display.progress, on_verdict=display.verdict
             )
-    except NotCompared as error:
+    except ConfigError:
+        raise
+    except WalmereError as error:  # not 1: that would say that something differs
         failures.fail(error, failures.NOT_COMPARED)
     comparing.proof(proof, as_json=json)
     if proof.equal is not True:
