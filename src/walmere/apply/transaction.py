@@ -252,31 +252,27 @@ def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) 
             truncated.setdefault(truncation, []).append(each)
     one_by_one = _one_by_one(transaction, work, truncated)
     events = sorted(truncated.items(), key=lambda event: (event[0].commit_lsn, event[0].sequence))
-    statements = {
-        event: transaction.truncate(
-            [each.table for each in some], cascade=event.cascade, restart_identity=event.restart_identity
-        )
-        for event, some in events
-    }
+    truncates: list[TruncateRows] = []
     by_rows = [id(each) for each in one_by_one]
     for event, some in events:
-        if id(some[0]) not in by_rows:
-            transaction.execute(statements[event])
+        tables = [each.table for each in some]
+        statement = transaction.truncation(tables, cascade=event.cascade, restart_identity=event.restart_identity)
+        truncate = TruncateRows(", ".join(map(str, tables)), statement, event.commit_lsn, event.sequence)
+        if id(some[0]) in by_rows:
+            truncates.append(truncate)
+        else:
+            transaction.truncate(tables, truncate)
     for each in work:
         if id(each) in by_rows:
             continue
-        if (count := each.changes.rows_without_columns()) is not None:
-            transaction.insert_defaults(each.table, count)
-            continue
         later = each.changes.after_truncation()  # the TRUNCATE is done
+        if (count := each.changes.rows_without_columns()) is not None:
+            if not transaction.insert_defaults(each.table, count):
+                one_by_one.append(replace(each, changes=later))
+            continue
         net = fold_rows(later.changes, each.identity)
         if not transaction.apply_set(row_set(transaction.relations[each.table], net)):
             one_by_one.append(replace(each, changes=later))
-    truncates = [
-        TruncateRows(statements[event], event.commit_lsn, event.sequence)
-        for event, some in events
-        if id(some[0]) in by_rows
-    ]
     transaction.apply_rows(
         [row_changes(transaction.relations[each.table], each.identity, each.changes) for each in one_by_one], truncates
     )

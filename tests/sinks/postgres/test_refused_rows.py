@@ -10,8 +10,9 @@ import pytest
 
 from conftest import Database
 from sinks.histories import Change, K, Row
-from sinks.subjects import BY_ID, DatabaseWriter, sink_of
-from walmere.errors import Conflict
+from sinks.subjects import BY_ID, DatabaseWriter, sink_of, text_changes
+from walmere.apply.transaction import TableChanges, apply_changes
+from walmere.errors import Conflict, SinkMismatch
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 
@@ -209,3 +210,95 @@ def enable_trigger(database: Database, body: str) -> None:
         "CREATE TRIGGER fires BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION fire()",
         "ALTER TABLE t ENABLE ALWAYS TRIGGER fires",
     )
+
+
+NO_TABLE = "IF NEW.v = 'no' THEN INSERT INTO absent VALUES (1); END IF; RETURN coalesce(NEW, OLD);"
+
+
+@pytest.mark.parametrize("on_conflict", ["stop", "skip", "overwrite"])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (NO_TABLE, 'relation "absent" does not exist'),
+        ("IF NEW.v = 'no' THEN PERFORM absent(1); END IF; RETURN NEW;", "function absent(integer) does not exist"),
+        ("IF NEW.v = 'no' THEN CREATE TABLE absent.x (); END IF; RETURN NEW;", 'schema "absent" does not exist'),
+        ("IF NEW.v = 'no' THEN ASSERT false; END IF; RETURN NEW;", "assertion failed"),
+        ("IF NEW.v = 'no' THEN PERFORM lastval(); END IF; RETURN NEW;", "lastval is not yet defined in this session"),
+    ],
+)
+def test_an_error_in_the_code_of_a_trigger_stops_with_key_lsn_and_a_way_out(
+    database: Database, body: str, message: str, on_conflict: str
+) -> None:
+    target = Target(database, "id int PRIMARY KEY, v text, w text", ("1", "a", "b"), on_conflict=on_conflict)
+    enable_trigger(database, body)
+    error = target.refuses(update("1", "yes", "b"), insert("2", "no", "b"))
+    assert f'insert_failed in public.t: the row with the key {{"id" : "2"}} is refused ({message})' in error.wrong
+    assert "commit LSN 0/3E9" in error.wrong
+    assert "walmere skip -c … 0/3E9" in error.hint
+    assert target.rows() == [(1, "a", "b")]
+
+
+def test_an_error_in_the_code_of_a_constraint_stops_with_key_lsn_and_a_way_out(database: Database) -> None:
+    target = Target(database, "id int PRIMARY KEY, v text, w text", ("1", "a", "b"))
+    database.execute(
+        "CREATE OR REPLACE FUNCTION fine(v text) RETURNS bool LANGUAGE plpgsql AS"
+        " $$ BEGIN IF v = 'no' THEN RETURN EXISTS(SELECT FROM absent); END IF; RETURN true; END $$",
+        "ALTER TABLE t ADD CHECK (fine(v))",
+    )
+    error = target.refuses(insert("2", "yes", "b"), insert("3", "no", "b"))
+    assert 'the row with the key {"id" : "3"} is refused (relation "absent" does not exist)' in error.wrong
+    assert "walmere skip -c … 0/3E9" in error.hint
+
+
+@pytest.mark.parametrize("fires", [False, True], ids=["by sets", "row by row"])
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("ALTER TABLE t DROP COLUMN w", "the target's table public.t lacks the column w"),
+        ("ALTER TABLE t RENAME TO other", "the target does not have the table public.t"),
+        ("DROP TABLE walmere.conflicts", 'relation "walmere.conflicts" does not exist'),
+    ],
+)
+def test_a_table_that_is_altered_while_a_batch_is_applied_has_an_error_of_its_own(
+    database: Database, statement: str, message: str, fires: bool
+) -> None:
+    target = Target(database, "id int PRIMARY KEY, v text, w text", ("1", "a", "b"))
+    if fires:
+        enable_trigger(database, "RETURN coalesce(NEW, OLD);")
+    database.execute("DROP TABLE IF EXISTS other")
+    work = [TableChanges(TABLE, BY_ID, text_changes([update("1", "x", "y"), delete("5")], SCHEMA), Lsn(200))]
+
+    def apply() -> None:
+        with target.sink.transaction([TABLE]) as transaction:
+            database.execute(statement)  # after the table was read
+            apply_changes(transaction, work)
+
+    with pytest.raises(SinkMismatch, match=message):
+        apply()
+    database.execute("DROP TABLE IF EXISTS other")
+
+
+@pytest.mark.parametrize("fires", [False, True], ids=["by sets", "row by row"])
+def test_a_truncate_that_is_refused_stops_with_table_lsn_and_a_way_out(database: Database, fires: bool) -> None:
+    target = Target(database, "id int PRIMARY KEY, v text, w text", ("1", "a", "b"))
+    if fires:
+        enable_trigger(database, "RETURN coalesce(NEW, OLD);")
+    database.execute("CREATE TABLE child (id int REFERENCES t)")
+    try:
+        error = target.refuses(update("1", "x", "y"), Change("T"))
+    finally:
+        database.execute("DROP TABLE child")
+    assert "truncate_failed in public.t: a TRUNCATE is refused (cannot truncate a table referenced" in error.wrong
+    assert "commit LSN 0/3E9" in error.wrong
+    assert "walmere skip -c … 0/3E9" in error.hint
+    assert [line[:2] for line in target.conflicts()] == [("truncate_failed", None)]
+    target.do(Change("T"))
+    assert not target.rows()
+
+
+def test_a_row_without_columns_that_is_refused_stops_with_its_lsn(database: Database) -> None:
+    database.execute("CREATE TABLE t (own int NOT NULL)")
+    writer, schema = DatabaseWriter(sink_of(database)), pa.schema([])
+    writer.begin_copy(TABLE, schema).commit(100)
+    with pytest.raises(Conflict, match=r"insert_exists in public\.t: a row without a key.*commit LSN 0/3E8"):
+        writer.apply(TABLE, [Change("I", ())], 200, Identity("n", ()), schema)

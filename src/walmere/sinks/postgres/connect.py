@@ -28,6 +28,9 @@ _OF_THE_SERVER: Final = "0[012389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|
 """All classes of SQLSTATE that PostgreSQL has. Triggers may raise others."""
 REFUSALS: Final = f"^(?:{'|'.join(sorted(_ABOUT_A_ROW))}|P0001|(?!{_OF_THE_SERVER}))"
 """A regular expression, of Python and PostgreSQL, for the SQLSTATE of a row that is refused."""
+OF_THE_SESSION: Final = "^(?:08|25|40|53|55P|57|58|72|XX)"
+"""The same for errors that have nothing to do with what is written. With any other SQLSTATE, it may be the code of a
+trigger, a rule or a constraint that has failed."""
 _REFUSED: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)
 _open: dict[tuple[int, str], Connection] = {}
 _opening: Final = threading.Lock()
@@ -92,6 +95,11 @@ def translate_errors(address: Address, doing: str) -> Iterator[None]:
 def is_about_a_row(error: psycopg.Error) -> bool:
     """Whether the server has refused a row: another one may be accepted."""
     return error.sqlstate is not None and re.match(REFUSALS, error.sqlstate) is not None
+
+
+def may_be_about_a_row(error: psycopg.Error) -> bool:
+    """Whether the server has refused a row, or code that it runs for a row has failed."""
+    return error.sqlstate is not None and re.match(OF_THE_SESSION, error.sqlstate) is None
 
 
 def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:

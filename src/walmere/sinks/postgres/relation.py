@@ -251,6 +251,16 @@ def read_relations(connection: Connection, tables: Sequence[TableName]) -> dict[
     return {each.table: each for each in map(_relation, rows)}
 
 
+def require_same(connection: Connection, tables: Sequence[tuple[TableName, Sequence[str]]]) -> None:
+    """Raise if somebody has altered tables since they were read, so that they cannot take these columns any more."""
+    doing = "applying changes to the target"
+    found = read_relations(connection, [table for table, _ in tables])
+    for table, names in tables:
+        if table not in found:
+            raise missing_table(table, doing)
+        found[table].require(names, doing)
+
+
 def _relation(row: tuple[Any, ...]) -> TargetRelation:
     schema, name, oid, kind, columns, keys, *rest = row
     found = [TargetColumn(*each) for each in columns]

@@ -136,6 +136,11 @@ class State:
     def _lock_key(self) -> Composable:
         return SQL("hashtextextended({}, 0)").format(SqlLiteral(f"walmere {self.schema} {self.subscription}"))
 
+    def require(self, connection: Connection) -> None:
+        """Raise the server's error if the tables that apply row by row are not there, or may not be used."""
+        for name in ("conflicts", "staged_changes"):
+            connection.execute(self.sql(f"SELECT FROM {{schema}}.{name} LIMIT 0"))
+
     def put(self, connection: Connection, table: TableName, owner: Owner | None) -> None:
         """Make sure that there is a row for a table."""
         connection.execute(

@@ -23,12 +23,19 @@ from walmere.libpq import Address
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.postgres import origin
-from walmere.sinks.postgres.connect import Connection, connect, is_about_a_row, reused, translate_errors
-from walmere.sinks.postgres.relation import TargetRelation, read_relations
+from walmere.sinks.postgres.connect import (
+    Connection,
+    connect,
+    may_be_about_a_row,
+    reused,
+    translate_errors,
+    without_values,
+)
+from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_same
 from walmere.sinks.postgres.rows.apply import apply_rows
 from walmere.sinks.postgres.rows.block import written_by_others
 from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
-from walmere.sinks.postgres.rows.conflicts import record_conflict
+from walmere.sinks.postgres.rows.conflicts import describe, record_conflict
 from walmere.sinks.postgres.state import State, StoredTable
 from walmere.sinks.postgres.statements import RowSet, Statement, restrict_plans
 
@@ -64,7 +71,7 @@ class TargetTransaction:
         except _RowsMissing:
             return False
         except psycopg.Error as error:
-            if not is_about_a_row(error):
+            if not may_be_about_a_row(error):
                 raise
             return False
         return True
@@ -80,10 +87,10 @@ class TargetTransaction:
         if statement.by_index:  # not for other statements, nor for triggers
             self.connection.execute(restrict_plans(to_index=False))
 
-    def insert_defaults(self, table: TableName, count: int) -> None:
-        """Insert rows of a table of which no column is published."""
+    def insert_defaults(self, table: TableName, count: int) -> bool:
+        """Insert rows of a table of which no column is published. Returns False if the target refuses them."""
         query = SQL("INSERT INTO {} SELECT FROM generate_series(1, {})").format(self.relations[table].sql, count)
-        self.connection.execute(query)
+        return self.apply_set(RowSet([Statement(query, (), 0, by_index=False)], None, ()))
 
     def _written_by_others(self, statement: Statement) -> bool:
         """Whether rows that are changed were written last by others: then each of them is recorded."""
@@ -93,11 +100,30 @@ class TargetTransaction:
         [row] = self.connection.execute(query, statement.parameters).fetchall()
         return bool(row[0])
 
-    def truncate(self, tables: Sequence[TableName], *, cascade: bool, restart_identity: bool) -> str:
+    def truncation(self, tables: Sequence[TableName], *, cascade: bool, restart_identity: bool) -> str:
         """The statement that truncates tables."""
         names = SQL(", ").join(self.relations[each].only for each in tables)
         more = (" RESTART IDENTITY" if restart_identity else "") + (" CASCADE" if cascade else "")
         return (SQL("TRUNCATE {}").format(names) + SQL(more)).as_string(self.connection)
+
+    def truncate(self, tables: Sequence[TableName], truncate: TruncateRows) -> None:
+        """Truncate tables. Raises Conflict if the target refuses it."""
+        try:
+            with self.connection.transaction():
+                self.execute(truncate.statement)
+        except psycopg.Error as error:
+            if not may_be_about_a_row(error):
+                raise
+            require_same(self.connection, [(table, ()) for table in tables])
+            refused = {
+                "conflict": "truncate_failed",
+                "relation": truncate.tables,
+                "key": None,
+                "constraint": error.diag.constraint_name,
+                "message": without_values(error),
+                "commit_lsn": truncate.commit_lsn,
+            }
+            raise describe(refused) from None
 
     def execute(self, statement: str) -> None:
         """Run a statement."""

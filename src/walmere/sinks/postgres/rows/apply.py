@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from psycopg.sql import SQL, Identifier
 
 from walmere.errors import Conflict
-from walmere.sinks.postgres.connect import Connection, is_about_a_row, without_values
+from walmere.sinks.postgres.connect import Connection, is_about_a_row, may_be_about_a_row, without_values
+from walmere.sinks.postgres.relation import require_same
 from walmere.sinks.postgres.rows import conflicts
 from walmere.sinks.postgres.rows.block import block
 from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
@@ -132,8 +133,11 @@ def _run(
             connection.execute(block(state, changes, staging, None, our_origins))
         return
     except psycopg.Error as error:
-        if not is_about_a_row(error):
+        if not may_be_about_a_row(error):
             raise
+        if not is_about_a_row(error):
+            require_same(connection, [(each.relation.table, each.new.column_names) for each in changes])
+            state.require(connection)
     try:
         with connection.transaction():
             connection.execute(block(state, changes, staging, on_conflict, our_origins))
@@ -144,8 +148,9 @@ def _run(
 
 
 def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:
-    """Rows of the temporary table whose new value is a statement."""
+    """Rows of the temporary table whose new value is a statement, and whose old one are its tables."""
     count = len(truncates)
+    tables = pa.array([each.tables.encode() for each in truncates], pa.binary())
     statements = pa.array([each.statement.encode() for each in truncates], pa.binary())
     return pa.table(
         {
@@ -153,7 +158,7 @@ def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:
             "sequence": _numbers(np.array([each.sequence for each in truncates], np.int64)),
             "relation": _numbers(np.full(count, -1)),
             "kind": pa.array([b"T"] * count, pa.binary()),
-            "old": pa.nulls(count, pa.binary()),
+            "old": array_rows([tables], count),
             "new": array_rows([statements], count),
             "unchanged": pa.nulls(count, pa.binary()),
         }

@@ -14,7 +14,7 @@ from psycopg.sql import Literal as SqlLiteral
 
 from walmere.sinks.postgres.relation import TargetColumn
 from walmere.sinks.postgres.rows.changes import RowChanges, found, new_value
-from walmere.sinks.postgres.rows.conflicts import DECLARATIONS, guarded, probe_declaration, record
+from walmere.sinks.postgres.rows.conflicts import DECLARATIONS, guarded, guarded_truncate, probe_declaration, record
 from walmere.sinks.postgres.state import State
 
 
@@ -31,12 +31,14 @@ def block(
         for number, each in enumerate(changes)
     ]
     probes = [probe_declaration(number, each) for number, each in enumerate(changes) if on_conflict is not None]
+    truncate: Composable = SQL("EXECUTE (r.new)[1];")
+    truncate = truncate if on_conflict is None else guarded_truncate(truncate)
     body = SQL(
         "DECLARE r record; was record; affected int8; existed bool; {}\n{}"
         "BEGIN\n"
         "FOR r IN SELECT * FROM {} ORDER BY commit_lsn, sequence LOOP\n"
-        "CASE r.relation WHEN -1 THEN EXECUTE (r.new)[1];\n{}\nEND CASE;\nEND LOOP;\nEND"
-    ).format(SQL(DECLARATIONS), SQL("").join(probes), staging, SQL("\n").join(branches))
+        "CASE r.relation WHEN -1 THEN {}\n{}\nEND CASE;\nEND LOOP;\nEND"
+    ).format(SQL(DECLARATIONS), SQL("").join(probes), staging, truncate, SQL("\n").join(branches))
     return SQL("DO {}").format(SqlLiteral(body.as_string(None)))
 
 

@@ -43,6 +43,7 @@ class RowChanges:
 class TruncateRows:
     """A TRUNCATE of several tables."""
 
+    tables: str  # for messages
     statement: str
     commit_lsn: int
     sequence: int

@@ -4,6 +4,10 @@
     multiple_unique_conflicts      several unique constraints are violated
     insert_failed, update_failed,  a value does not fit its column, or a trigger has raised an exception
     delete_failed
+    truncate_failed                a TRUNCATE is refused, or its trigger has raised an exception
+
+Code that the target runs for a row (a trigger, a function of a constraint) may also fail in itself: a table that it
+uses does not exist. This ends the block, whatever `on_conflict` says: it is not a property of the row.
 
 With `on_conflict = "stop"`, the first such row ends the block with an error of SQLSTATE `WALCF`, whose detail describes
 it as JSON. Only values of the key are shown.
@@ -20,7 +24,7 @@ from psycopg.sql import Literal as SqlLiteral
 
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
-from walmere.sinks.postgres.connect import REFUSALS, Connection
+from walmere.sinks.postgres.connect import OF_THE_SESSION, REFUSALS, Connection
 from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
 from walmere.sinks.postgres.state import State
 
@@ -39,13 +43,31 @@ def probe_declaration(number: int, changes: RowChanges) -> Composable:
 
 def guarded(number: int, changes: RowChanges, state: State, statement: Composable, on_conflict: str) -> Composable:
     """The statement in a subtransaction, with what to do if the target refuses its row."""
-    then = _stop(changes) if on_conflict == "stop" else _record_refused(changes, state)
+    stop = _stop(str(changes.relation.table), key_text(changes))
+    then: Composable = stop
+    if on_conflict != "stop":
+        stops = SQL("failed_state {} {}").format(
+            *((SQL("!~"), REFUSALS) if on_conflict == "skip" else (SQL("NOT LIKE"), "23%"))
+        )
+        then = SQL("IF {} THEN {} END IF;").format(stops, stop) + _record_refused(changes, state)
     if on_conflict == "overwrite":
-        violated = SQL("IF failed_state NOT LIKE '23%' THEN {} END IF;").format(_stop(changes))
-        then = violated + then + _clear(changes) + guarded(number, changes, state, statement, "stop")
-    return SQL("BEGIN {}\nEXCEPTION WHEN OTHERS THEN IF SQLSTATE !~ {} THEN RAISE; END IF;\n{}\n{}\nEND;").format(
-        statement, SqlLiteral(REFUSALS), _diagnose(number, changes), then
+        then += _clear(changes) + guarded(number, changes, state, statement, "stop")
+    return _caught(statement, _diagnose(number, changes) + then)
+
+
+def guarded_truncate(statement: Composable) -> Composable:
+    """A TRUNCATE in a subtransaction. If it fails, the block ends with an error that names its transaction."""
+    diagnose = SQL(
+        "GET STACKED DIAGNOSTICS failed_constraint = CONSTRAINT_NAME, failed_message = MESSAGE_TEXT;"
+        " failed_conflict := 'truncate_failed'; "
     )
+    return _caught(statement, diagnose + _stop(None, _NULL))
+
+
+def _caught(statement: Composable, then: Composable) -> Composable:
+    return SQL(
+        "BEGIN {}\nEXCEPTION WHEN OTHERS OR assert_failure THEN IF SQLSTATE ~ {} THEN RAISE; END IF;\n{}\nEND;"
+    ).format(statement, SqlLiteral(OF_THE_SESSION), then)
 
 
 def _diagnose(number: int, changes: RowChanges) -> Composable:
@@ -77,11 +99,13 @@ def _find_column(number: int, changes: RowChanges) -> Composable:
     return SQL("\n").join(one.format(attempt, SqlLiteral(name)) for attempt, name in reversed(pairs))
 
 
-def _stop(changes: RowChanges) -> Composable:
+def _stop(relation: str | None, key: Composable) -> Composable:
+    """End the block with an error. `relation`: the table; None if it is the value of the staged change."""
+    table = SQL("(r.old)[1]") if relation is None else SqlLiteral(relation)
     detail = SQL(
         "json_build_object('conflict', failed_conflict, 'relation', {}, 'key', {}, 'constraint', failed_constraint,"
         " 'message', failed_message, 'commit_lsn', r.commit_lsn)::text"
-    ).format(SqlLiteral(str(changes.relation.table)), key_text(changes))
+    ).format(table, key)
     return SQL("RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = failed_message, DETAIL = {};").format(
         SqlLiteral(SQLSTATE), detail
     )
@@ -155,14 +179,17 @@ def describe(refused: dict[str, Any]) -> Conflict:
     lsn = Lsn(refused["commit_lsn"])
     row = "a row without a key" if refused["key"] is None else f"the row with the key {refused['key']}"
     what, remedy = f"{row} is refused", "alter the target so that it takes the row"
+    if refused["conflict"] == "truncate_failed":
+        what, remedy = "a TRUNCATE is refused", "alter the target so that its tables can be truncated"
     if not refused["conflict"].endswith("_failed"):
         what = f"{row} violates {refused['constraint'] or 'a constraint'}"
         remedy = "change the row of the target that is in the way"
+    choice = "" if refused["conflict"] == "truncate_failed" else "; or set target.on_conflict"
     return Conflict(
         "applying changes to the target",
         f"{refused['conflict']} in {refused['relation']}: {what} ({refused['message']});"
         f" its transaction has the commit LSN {lsn}",
-        f"{remedy}; or skip the whole transaction: `walmere skip -c … {lsn}`; or set target.on_conflict",
+        f"{remedy}; or skip the whole transaction: `walmere skip -c … {lsn}`{choice}",
         json.dumps(refused),
     )
 
