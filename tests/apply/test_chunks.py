@@ -139,6 +139,22 @@ def test_a_chunk_whose_rows_are_missing_is_applied_row_by_row(replica: Replica, 
     assert found == [("update_missing",), ("delete_missing",)]
 
 
+def test_conflicts_of_all_chunks_are_recorded_once(replica: Replica) -> None:
+    replica.write("INSERT INTO t VALUES (1, 1, 'a')")
+    replica.apply()
+    replica.start = Planner(replica.config.changelog).end_lsn
+    replica.target.execute("DELETE FROM t", "INSERT INTO t VALUES (3, 3, 'mine')")
+    replica.write("UPDATE t SET w = 'missing' WHERE id = 1")
+    replica.write("INSERT INTO t VALUES (3, 3, 'refused')", "INSERT INTO t VALUES (4, 4, 'new')")
+    for _ in range(2):
+        with pytest.raises(Conflict):
+            replica.apply()
+    replica.sink = sink_of(replica.target, on_conflict="skip")
+    replica.apply()
+    found = replica.target.rows("SELECT conflict FROM walmere.conflicts ORDER BY id")
+    assert found == [("update_missing",), ("multiple_unique_conflicts",)]
+
+
 def test_a_conflict_in_a_later_chunk_leaves_nothing(replica: Replica) -> None:
     replica.target.execute("INSERT INTO t VALUES (-1, 7, 'mine')")
     write_all(replica)

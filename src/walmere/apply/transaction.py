@@ -179,6 +179,7 @@ def _apply_large(
                 except (NotMirrored, SinkMismatch, TypeMismatch) as error:
                     done[oid] = _stopped(job, error)
     except Truncated:
+        transaction.forgotten.clear()  # it is undone
         return False
     results |= done
     for oid, (job, _) in large.items():

@@ -53,6 +53,30 @@ def test_a_violated_constraint_stops_with_key_constraint_lsn_and_a_way_out(
     assert sink.applied(TABLE) == Lsn(100)
 
 
+@pytest.mark.parametrize("on_conflict", ["skip", "overwrite"])
+def test_a_conflict_that_stops_several_tries_is_one_line(
+    database: Database, sink: PostgresSink, on_conflict: str
+) -> None:
+    begin(sink, row(1), row(2))
+    goes_on = sink_of(database, on_conflict=on_conflict)
+    do(goes_on, insert(1), lsn=1001)
+    earlier = ("insert_exists", '{"id" : "1"}', "t_pkey")
+    changes = (update(1), update(7), insert(2, count=7), insert(1))
+    for _ in range(3):
+        with pytest.raises(Conflict):
+            do(sink_of(database), *changes, lsn=2000)
+    stopped = ("insert_exists", '{"id" : "2"}', "t_pkey")
+    assert conflicts(database) == [earlier, stopped]
+    assert sink.conflicts() == {"public.t": 2}
+    do(goes_on, *changes, lsn=2000)
+    assert conflicts(database) == [
+        earlier,
+        ("update_missing", '{"id" : "7"}', None),
+        stopped,
+        ("insert_exists", '{"id" : "1"}', "t_pkey"),
+    ]
+
+
 def test_on_conflict_skip_leaves_out_the_row(database: Database, sink: PostgresSink) -> None:
     begin(sink, row(1), row(2))
     do(sink_of(database, on_conflict="skip"), insert(3), insert(2, count=7), insert(4))
@@ -90,7 +114,7 @@ def test_a_conflict_that_stops_is_recorded_although_its_batch_is_rolled_back(
     for _ in range(2):
         with pytest.raises(Conflict):
             do(sink, insert(1))
-    assert conflicts(database) == [("insert_exists", '{"id" : "1"}', "t_pkey")] * 2
+    assert conflicts(database) == [("insert_exists", '{"id" : "1"}', "t_pkey")]
 
 
 def test_a_truncate_followed_by_a_row_that_is_refused_is_not_undone(database: Database, sink: PostgresSink) -> None:

@@ -11,7 +11,8 @@ way. So are tables with triggers, always. New rows go by COPY straight into thei
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
@@ -32,10 +33,10 @@ from walmere.sinks.postgres.connect import (
     without_values,
 )
 from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_same
-from walmere.sinks.postgres.rows.apply import apply_rows
+from walmere.sinks.postgres.rows.apply import RowMode, apply_rows
 from walmere.sinks.postgres.rows.block import written_by_others
 from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
-from walmere.sinks.postgres.rows.conflicts import describe, record_conflict
+from walmere.sinks.postgres.rows.conflicts import describe, forget_stops, record_conflict
 from walmere.sinks.postgres.state import State, StoredTable
 from walmere.sinks.postgres.statements import RowSet, Statement, restrict_plans
 
@@ -57,6 +58,7 @@ class TargetTransaction:
     our_origins: Sequence[int] | None = None  # None: the server does not track who has written a row last
     prepares: bool = False  # it will be prepared
     reached: dict[TableName, Lsn] = field(default_factory=dict)
+    forgotten: set[TableName] = field(default_factory=set)  # see `_forget_stops`
 
     def apply_set(self, rows: RowSet) -> bool:
         """Apply a net effect by sets of rows. Returns False if that is not possible: nothing was changed then."""
@@ -132,8 +134,18 @@ class TargetTransaction:
     def apply_rows(self, changes: Sequence[RowChanges], truncates: Sequence[TruncateRows]) -> None:
         """Apply changes row by row, in the order of the source."""
         if changes or truncates:
-            rest = (self.on_conflict, self.our_origins)
-            apply_rows(self.connection, self.state, changes, truncates, *rest, prepares=self.prepares)
+            forget = functools.partial(self._forget_stops, {each.relation.table for each in changes})
+            mode = RowMode(self.on_conflict, self.our_origins, self.prepares, forget)
+            apply_rows(self.connection, self.state, changes, truncates, mode)
+
+    def _forget_stops(self, tables: Set[TableName]) -> None:
+        """Delete what earlier tries have recorded of this batch, once, if it is recorded again: see `forget_stops`."""
+        if self.on_conflict == "stop":
+            return
+        for table in tables - self.forgotten:
+            stored = self.stored.get(table)
+            forget_stops(self.connection, self.state, table, None if stored is None else stored.lsn)
+        self.forgotten |= tables
 
     def one_by_one(self, table: TableName, identity: Identity, names: Sequence[str]) -> bool:
         """Whether the changes of a table, which have these columns, must be applied row by row."""

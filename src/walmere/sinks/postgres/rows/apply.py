@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -42,28 +43,31 @@ _LINE: Final = re.compile(r"^COPY [a-z_]+\D+(\d+)")
 """The number of a line in the context of an error, whatever the language of the server."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowMode:
+    """How changes are applied row by row."""
+
+    on_conflict: str
+    our_origins: Sequence[int] | None  # record changes of rows that others have written last; None: nobody can tell
+    prepares: bool  # the transaction will be prepared
+    on_refused: Callable[[], None]  # is called before refused rows are looked for
+
+
 def apply_rows(
     connection: Connection,
     state: State,
     changes: Sequence[RowChanges],
     truncates: Sequence[TruncateRows],
-    on_conflict: str,
-    our_origins: Sequence[int] | None = None,
-    *,
-    prepares: bool = False,
+    mode: RowMode,
 ) -> None:
-    """Apply changes row by row, in the transaction of the connection. Raises Conflict.
-
-    `our_origins`: record changes of rows that others have written last; None: the server cannot tell. `prepares`:
-    whether the transaction will be prepared.
-    """
-    temporary = not prepares and _may_create_temporary(connection)
+    """Apply changes row by row, in the transaction of the connection. Raises Conflict."""
+    temporary = not mode.prepares and _may_create_temporary(connection)
     staging = Identifier("pg_temp", "walmere_changes") if temporary else Identifier(state.schema, "staged_changes")
     if temporary:
         connection.execute(_STAGING)
         connection.execute(SQL("TRUNCATE {}").format(staging))  # of an earlier try in this transaction
     _stage(connection, changes, truncates, staging)
-    _run(connection, state, changes, staging, on_conflict, our_origins)
+    _run(connection, state, changes, staging, mode)
     if not temporary:
         connection.execute(SQL("DELETE FROM {}").format(staging))
 
@@ -124,13 +128,12 @@ def _run(
     state: State,
     changes: Sequence[RowChanges],
     staging: Identifier,
-    on_conflict: str,
-    our_origins: Sequence[int] | None,
+    mode: RowMode,
 ) -> None:
     """Run the block. The first try has no subtransaction for each row."""
     try:
         with connection.transaction():
-            connection.execute(block(state, changes, staging, None, our_origins))
+            connection.execute(block(state, changes, staging, None, mode.our_origins))
         return
     except psycopg.Error as error:
         if not may_be_about_a_row(error):
@@ -138,9 +141,10 @@ def _run(
         if not is_about_a_row(error):
             require_same(connection, [(each.relation.table, each.new.column_names) for each in changes])
             state.require(connection)
+    mode.on_refused()
     try:
         with connection.transaction():
-            connection.execute(block(state, changes, staging, on_conflict, our_origins))
+            connection.execute(block(state, changes, staging, mode.on_conflict, mode.our_origins))
     except psycopg.Error as error:
         if error.sqlstate != conflicts.SQLSTATE:
             raise

@@ -23,7 +23,8 @@ from psycopg.sql import SQL, Composable, Identifier
 from psycopg.sql import Literal as SqlLiteral
 
 from walmere.errors import Conflict
-from walmere.lsn import Lsn
+from walmere.lsn import INVALID_LSN, Lsn
+from walmere.names import TableName
 from walmere.sinks.postgres.connect import OF_THE_SESSION, REFUSALS, Connection
 from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
 from walmere.sinks.postgres.state import State
@@ -195,17 +196,36 @@ def describe(refused: dict[str, Any]) -> Conflict:
 
 
 def record_conflict(connection: Connection, state: State, conflict: Conflict) -> None:
-    """Write a line for a conflict whose transaction was rolled back."""
+    """Write a line for a conflict whose transaction was rolled back; not again when the batch is tried again."""
     refused = json.loads(conflict.found)
+    with connection.transaction():
+        connection.execute(state.sql("LOCK {schema}.conflicts IN SHARE ROW EXCLUSIVE MODE"))  # two attempts at once
+        connection.execute(
+            state.sql(
+                'INSERT INTO {schema}.conflicts (subscription, relation, conflict, key, "constraint", lsn, message)'
+                " SELECT $1, $2, $3, $4, $5, $6::pg_lsn, $7 WHERE NOT EXISTS(SELECT FROM {schema}.conflicts c"
+                " WHERE (c.subscription, c.relation, c.conflict, c.lsn) = ($1, $2, $3, $6::pg_lsn)"
+                " AND c.key IS NOT DISTINCT FROM $4)"
+            ),
+            [
+                state.subscription,
+                *(refused[name] for name in ("relation", "conflict", "key", "constraint")),
+                str(Lsn(refused["commit_lsn"])),
+                refused["message"],
+            ],
+        )
+
+
+def forget_stops(connection: Connection, state: State, table: TableName, applied: Lsn | None) -> None:
+    """Delete the line of a conflict that has stopped an earlier try, because this try writes it again.
+
+    Other lines are written by the transactions that advance the table. So a line about a row that was refused, in a
+    transaction that is not yet `applied` to the table, is such a line.
+    """
     connection.execute(
         state.sql(
-            'INSERT INTO {schema}.conflicts (subscription, relation, conflict, key, "constraint", lsn, message)'
-            " VALUES ($1, $2, $3, $4, $5, $6::pg_lsn, $7)"
+            "DELETE FROM {schema}.conflicts WHERE subscription = $1 AND relation = $2 AND lsn >= $3::pg_lsn"
+            " AND conflict !~ '_(missing|differs)$'"
         ),
-        [
-            state.subscription,
-            *(refused[name] for name in ("relation", "conflict", "key", "constraint")),
-            str(Lsn(refused["commit_lsn"])),
-            refused["message"],
-        ],
+        [state.subscription, str(table), str(applied or INVALID_LSN)],
     )
