@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from conftest import Database
@@ -23,6 +24,7 @@ from walmere.config import Config
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
 from walmere.names import TableName
+from walmere.sinks.postgres.rows import apply as staging
 from walmere.sinks.postgres.sink import PostgresSink
 
 TABLES = ("t", "u")
@@ -190,3 +192,77 @@ def test_a_transaction_is_skipped(replica: Replica) -> None:
     replica.apply(skip=Lsn(messages["commit_lsn"][0].as_py()))
     assert replica.target.rows("SELECT id FROM t WHERE id < 5 OR id >= 1000 ORDER BY id") == [(1,), (2,), (4,)]
     assert replica.target.value("SELECT w FROM t WHERE id = 7") == "later"
+
+
+TRIGGER = (
+    "CREATE TABLE log (n int GENERATED ALWAYS AS IDENTITY, what text)",
+    "CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$ BEGIN INSERT INTO public.log (what) VALUES (TG_OP || ' ' || TG_RELNAME); RETURN coalesce(NEW, OLD); END $$",
+    *(
+        f"CREATE TRIGGER log BEFORE INSERT OR UPDATE OR DELETE ON {t} FOR EACH ROW EXECUTE FUNCTION log()"
+        for t in TABLES
+    ),
+    *(f"ALTER TABLE {t} ENABLE ALWAYS TRIGGER log" for t in TABLES),
+)
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How much memory Arrow has used, each time that changes were sent to be applied row by row."""
+    sizes: list[int] = []
+    before = pa.total_allocated_bytes()
+    send = staging._copy
+
+    def measured(*arguments: Any) -> None:
+        sizes.append(pa.total_allocated_bytes() - before)
+        send(*arguments)
+
+    monkeypatch.setattr(staging, "_copy", measured)
+    return sizes
+
+
+def test_memory_does_not_grow_with_changes_that_are_applied_row_by_row(replica: Replica, in_memory: list[int]) -> None:
+    replica.target.execute(*TRIGGER)
+    peaks = []
+    for segments in (2, 12):
+        del in_memory[:]
+        for _ in range(segments):
+            replica.write(
+                "INSERT INTO t SELECT i, NULL, repeat(md5(i::text), 300) FROM"
+                " (SELECT coalesce(max(id), 0) AS last FROM t) m, generate_series(last + 1, last + 200) i"
+            )
+        replica.apply()
+        replica.start = Planner(replica.config.changelog).end_lsn
+        peaks.append(max(in_memory))
+    replica.assert_equal()
+    assert replica.target.value("SELECT count(*) FROM log") == 14 * 200
+    assert peaks[1] < 1.5 * peaks[0], peaks
+
+
+def test_tables_that_are_applied_row_by_row_in_pieces_are_changed_in_order(replica: Replica) -> None:
+    replica.target.execute(*TRIGGER)
+    for i in range(4):
+        replica.write(f"BEGIN; INSERT INTO u VALUES ({i}, {i}, 'u'); INSERT INTO t VALUES ({i}, {i}, 't'); COMMIT")
+        replica.write("BEGIN; UPDATE t SET w = w || 't'; DELETE FROM u; COMMIT")
+    results = replica.apply()
+    replica.assert_equal()
+    expected = []
+    for i in range(4):
+        expected += ["INSERT u", "INSERT t", *["UPDATE t"] * (i + 1), "DELETE u"]
+    assert replica.target.rows("SELECT what FROM log ORDER BY n") == [(each,) for each in expected]
+    assert sum(each.changes for each in results) == len(expected)
+
+
+@pytest.mark.parametrize("fires", [False, True], ids=["by sets", "row by row"])
+def test_changes_around_truncates_are_applied_in_pieces(replica: Replica, in_memory: list[int], fires: bool) -> None:
+    if fires:
+        replica.target.execute(*TRIGGER)
+    write_all(replica)
+    replica.write("TRUNCATE t", "INSERT INTO t VALUES (1, 1, 'between')")
+    replica.write("TRUNCATE t, u", "INSERT INTO t VALUES (1, 1, 'after'), (2, 2, 'after')")
+    replica.write("UPDATE t SET v = v + 100, w = 'changed' WHERE id = 2", "INSERT INTO u VALUES (9, 9, 'after')")
+    results = replica.apply()
+    replica.assert_equal()
+    assert not replica.target.rows("SELECT FROM walmere.conflicts")
+    assert [each.changes > 3 for each in results] == [True, True]
+    assert len(in_memory) > 2 or not fires

@@ -3,7 +3,9 @@
 While the target's server applies a chunk, a thread reads, decodes and folds the next one, and makes its statements. So
 neither waits for the other, and the memory of a task does not grow with its batch.
 
-A TRUNCATE empties tables together, so it needs the changes of all tables up to it: then nothing is applied in chunks.
+A TRUNCATE empties tables together, so it has to be known before anything is applied. And tables that are applied row by
+row are changed in the order of the source among each other. Such changes are read twice (`ChangesInLog`): once for what
+there is, then, chunk by chunk, to apply or to stage them.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from walmere.apply.decode import Span, TextChanges, decode_text
+from walmere.apply.decode import Span, TextChanges, Truncation, decode_text, require_whole_truncates
 from walmere.apply.fold_rows import fold_rows, require_identity
 from walmere.apply.jobs import ApplyJob
 from walmere.apply.row_changes import row_changes
 from walmere.changelog.plan import BlockRef, Blocks
 from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
 from walmere.sinks.postgres.relation import TargetRelation
 from walmere.sinks.postgres.statements import RowSet, row_set
 from walmere.sinks.postgres.transaction import TargetTransaction
@@ -45,8 +48,62 @@ class _Chunk:
 def is_large(job: ApplyJob) -> bool:
     """Whether chunks are worth it; and possible, because all changes are of one definition, in order."""
     blocks = job.blocks
-    of_one_kind = len(blocks.versions) == 1 and not blocks.parts and bool(job.shape.columns)
-    return of_one_kind and sum(ref.block.length for ref in blocks.refs) >= 2 * CHUNK_BYTES
+    return len(blocks.versions) == 1 and not blocks.parts and _has_many(job)
+
+
+def _has_many(job: ApplyJob) -> bool:
+    return bool(job.shape.columns) and sum(ref.block.length for ref in job.blocks.refs) >= 2 * CHUNK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesInLog:
+    """Many changes of a table, which are read from the log piece by piece, as often as they are needed."""
+
+    blocks: Blocks
+    span: Span
+    applied: Lsn | None
+    skip: Lsn | None
+    truncations: tuple[Truncation, ...] = ()
+    after: Truncation | None = None  # without the changes before it
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [name for name, *_ in self.span.shape.columns]
+
+    def pieces(self) -> Iterator[TextChanges]:
+        """The changes in pieces, each in order; and the pieces too, unless the table is gathered from several."""
+        for refs in _divided(self.blocks.refs):
+            piece = decode_text(self.blocks, self.span, self.applied, self.skip, refs)
+            if piece is not None:
+                yield piece if self.after is None else piece.after(self.after)
+
+    def after_truncation(self) -> ChangesInLog:
+        """The changes after the last TRUNCATE, or all."""
+        return replace(self, truncations=(), after=self.truncations[-1]) if self.truncations else self
+
+
+def read_changes(
+    job: ApplyJob, span: Span, applied: Lsn | None, skip: Lsn | None, *, by_rows: bool
+) -> tuple[TextChanges | ChangesInLog, int] | None:
+    """The changes of a span, and how many they are; None if there are none. Raises NotMirrored.
+
+    If they are many, they stay in the log. `by_rows`: they are applied row by row, so their pieces need no order.
+    """
+    if not _has_many(job) or (job.blocks.parts and not by_rows):
+        changes = decode_text(job.blocks, span, applied, skip)
+        if changes is None:
+            return None
+        require_identity(changes.changes, span.identity)
+        return changes, len(changes.changes) + len(changes.truncations)
+    require_whole_truncates(job.blocks, span, applied, skip)
+    in_log, count, found = ChangesInLog(job.blocks, span, applied, skip), 0, set[Truncation]()
+    for piece in in_log.pieces():
+        require_identity(piece.changes, span.identity)
+        count += len(piece.changes)
+        found.update(piece.truncations)
+    truncations = tuple(sorted(found, key=lambda each: (each.commit_lsn, each.sequence)))
+    return (replace(in_log, truncations=truncations), count + len(found)) if count or found else None
 
 
 def by_sets(job: ApplyJob, span: Span, transaction: TargetTransaction) -> bool:
@@ -72,6 +129,14 @@ def apply_in_chunks(
     return count
 
 
+def apply_pieces(transaction: TargetTransaction, table: TableName, identity: Identity, changes: ChangesInLog) -> None:
+    """Apply changes piece by piece: by sets of rows, or row by row where that is needed."""
+    relation = transaction.relations[table]
+    for piece in changes.pieces():
+        if not transaction.apply_set(row_set(relation, fold_rows(piece.changes, identity))):
+            transaction.apply_rows([row_changes(relation, identity, piece)], [])
+
+
 def _make(
     relation: TargetRelation,
     blocks: Blocks,
@@ -81,7 +146,7 @@ def _make(
     refs: Sequence[BlockRef],
 ) -> _Chunk | None:
     """Read some blocks, and make the statements for them."""
-    changes = decode_text(blocks._replace(refs=refs), span, applied, skip)
+    changes = decode_text(blocks, span, applied, skip, refs)
     if changes is None:
         return None
     if changes.truncations:

@@ -8,7 +8,7 @@ transaction that has another definition. Columns and replica identity are the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -21,7 +21,7 @@ from walmere.apply.fold import INSERT, KEY, OLD, TRUNCATE, Changes
 from walmere.apply.parts import Part, can_be_divided, filtered
 from walmere.apply.rejects import Rejects, rejected_key
 from walmere.apply.soft_deletes import soften, with_commit_time
-from walmere.changelog.plan import Blocks, messages
+from walmere.changelog.plan import BlockRef, Blocks, messages
 from walmere.definition import Shape
 from walmere.errors import NotMirrored
 from walmere.lsn import INVALID_LSN, Lsn
@@ -82,27 +82,35 @@ class TextChanges:
     sequence: NDArray[np.uint64]
     truncations: tuple[Truncation, ...] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.changes.new.column_names)
+
+    def pieces(self) -> Iterator[TextChanges]:
+        """The changes in pieces: this is one."""
+        yield self
+
     def after_truncation(self) -> TextChanges:
         """The changes after the last TRUNCATE, or all."""
-        if not self.truncations:
-            return self
-        later = np.flatnonzero(self._later())
+        return self.after(self.truncations[-1]) if self.truncations else self
+
+    def after(self, truncation: Truncation) -> TextChanges:
+        """The changes after a TRUNCATE."""
+        later = np.flatnonzero(self._later(truncation))
         return TextChanges(self.changes.take(later), self.commit_lsn[later], self.sequence[later])
 
     def rows_without_columns(self) -> int | None:
-        """How many rows a table without columns gets after its last TRUNCATE; None if it has columns.
+        """How many rows a table without columns gets; None if it has columns.
 
         Such a table of Arrow has no rows, so they cannot be in `changes`.
         """
         if self.changes.new.num_columns:
             return None
-        return int((self._later() & (self.changes.kind == INSERT)).sum())
+        return int((self.changes.kind == INSERT).sum())
 
-    def _later(self) -> NDArray[np.bool_]:
-        """Which changes are after the last TRUNCATE."""
-        if not self.truncations:
-            return np.ones(len(self.changes), np.bool_)
-        last = self.truncations[-1]
+    def _later(self, last: Truncation) -> NDArray[np.bool_]:
+        """Which changes are after a TRUNCATE."""
         later: NDArray[np.bool_] = self.commit_lsn > last.commit_lsn
         later |= (self.commit_lsn == last.commit_lsn) & (self.sequence > last.sequence)
         return later
@@ -233,21 +241,21 @@ def _require_key(columns: TargetColumns, identity: Identity) -> None:
         )
 
 
-def decode_text(blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | None = None) -> TextChanges | None:
+def decode_text(
+    blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | None = None, refs: Sequence[BlockRef] | None = None
+) -> TextChanges | None:
     """Read the changes of a span that are not yet applied, without casting them; None if there are none.
 
-    `skip`: without the transaction that has this commit LSN.
+    `skip`: without the transaction that has this commit LSN. `refs`: only these blocks. Then a TRUNCATE is not checked:
+    see `require_whole_truncates`.
     """
     names = [name for name, *_ in span.shape.columns]
     into = _Columns(pa.schema([(name, pa.binary()) for name in names]), [_AS_SENT] * len(names), span.identity.key)
-    wanted = [ref for ref in blocks.refs if (ref.block.relation, ref.version) in span.versions]
-    found = list(messages(blocks.directory, wanted, applied, span.end, blocks.store))
-    if skip is not None:
-        found = [(ref, batch.filter(pc.not_equal(batch.column("commit_lsn"), int(skip)))) for ref, batch in found]
-    found = [(ref, batch) for ref, batch in found if batch.num_rows]
+    found = list(_messages(blocks, span, applied, skip, blocks.refs if refs is None else refs))
     if not found:
         return None
-    _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
+    if refs is None:
+        _last_truncate([batch for _, batch in found], max(blocks.parts, 1))
     truncations: set[Truncation] = set()
     pieces, order = [], []
     for ref, batch in found:
@@ -274,6 +282,24 @@ def decode_text(blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | Non
     return TextChanges(joined, commits, sequences, tuple(ordered))
 
 
+def _messages(
+    blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | None, refs: Sequence[BlockRef]
+) -> Iterator[tuple[BlockRef, pa.RecordBatch]]:
+    """The messages of a span that are not yet applied, without the transaction `skip`."""
+    wanted = [ref for ref in refs if (ref.block.relation, ref.version) in span.versions]
+    for ref, batch in messages(blocks.directory, wanted, applied, span.end, blocks.store):
+        some = batch if skip is None else batch.filter(pc.not_equal(batch.column("commit_lsn"), int(skip)))
+        if some.num_rows:
+            yield ref, some
+
+
+def require_whole_truncates(blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | None) -> None:
+    """Raise NotMirrored if a TRUNCATE empties some partitions of a gathered table only."""
+    if blocks.parts > 1:
+        found = _messages(blocks, span, applied, skip, blocks.refs)
+        _last_truncate((batch for _, batch in found), blocks.parts)
+
+
 def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.uint64]:
     return np.concatenate([batch.column(name).to_numpy() for batch in batches])
 
@@ -292,10 +318,10 @@ def _without_truncates(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Record
     return batch.filter(pc.invert(is_truncate)), batch.filter(is_truncate)
 
 
-def _last_truncate(batches: Sequence[pa.RecordBatch], parts: int) -> tuple[int, int] | None:
+def _last_truncate(batches: Iterable[pa.RecordBatch], parts: int) -> tuple[int, int] | None:
     """Commit LSN and sequence of the last TRUNCATE; None if there is none. It is in the log once per relation."""
-    truncates = [_without_truncates(batch)[1] for batch in batches]
-    if not sum(map(len, truncates)):
+    truncates = [some for batch in batches if len(some := _without_truncates(batch)[1])]
+    if not truncates:
         return None
     points, counts = np.unique(
         np.stack([_column(truncates, "commit_lsn"), _column(truncates, "sequence")], axis=1), axis=0, return_counts=True

@@ -12,9 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from walmere.apply.chunks import Truncated, apply_in_chunks, by_sets, is_large
-from walmere.apply.decode import Span, TextChanges, Truncation, decode_text, next_span
-from walmere.apply.fold_rows import fold_rows, require_identity
+from walmere.apply.chunks import (
+    ChangesInLog,
+    Truncated,
+    apply_in_chunks,
+    apply_pieces,
+    by_sets,
+    is_large,
+    read_changes,
+)
+from walmere.apply.decode import Span, TextChanges, Truncation, next_span
+from walmere.apply.fold_rows import fold_rows
 from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.row_changes import row_changes
 from walmere.apply.standing import compare
@@ -40,7 +48,7 @@ class TableChanges:
 
     table: TableName
     identity: Identity
-    changes: TextChanges
+    changes: TextChanges | ChangesInLog
     end: Lsn
 
 
@@ -233,11 +241,13 @@ def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tu
         if span.shape != job.shape or span.empty:
             awaits = span.shape if span.shape != job.shape else None
             return replace(result, stopped=Stopped(span.start, awaits)), found
-        changes = decode_text(job.blocks, span, reached, skip)
+        names = [name for name, *_ in span.shape.columns]
+        by_rows = transaction.one_by_one(table, span.identity, names)
+        read = read_changes(job, span, reached, skip, by_rows=by_rows)
         end = span.end or job.end_lsn
-        if changes is not None:
-            require_identity(changes.changes, span.identity)
-            result = replace(result, changes=result.changes + len(changes.changes) + len(changes.truncations))
+        if read is not None:
+            changes, count = read
+            result = replace(result, changes=result.changes + count)
             found.append(TableChanges(table, span.identity, changes, end))
         if span.end is None:
             break
@@ -267,16 +277,21 @@ def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) 
         if id(each) in by_rows:
             continue
         later = each.changes.after_truncation()  # the TRUNCATE is done
-        if (count := each.changes.rows_without_columns()) is not None:
-            if not transaction.insert_defaults(each.table, count):
-                one_by_one.append(replace(each, changes=later))
-            continue
-        net = fold_rows(later.changes, each.identity)
-        if not transaction.apply_set(row_set(transaction.relations[each.table], net)):
+        if isinstance(later, ChangesInLog):
+            apply_pieces(transaction, each.table, each.identity, later)
+        elif not _apply_sets(transaction, each, later):
             one_by_one.append(replace(each, changes=later))
     transaction.apply_rows(
         [row_changes(transaction.relations[each.table], each.identity, each.changes) for each in one_by_one], truncates
     )
+
+
+def _apply_sets(transaction: TargetTransaction, work: TableChanges, changes: TextChanges) -> bool:
+    """Apply changes by sets of rows. Returns False if that is not possible."""
+    if (count := changes.rows_without_columns()) is not None:
+        return transaction.insert_defaults(work.table, count)
+    net = fold_rows(changes.changes, work.identity)
+    return transaction.apply_set(row_set(transaction.relations[work.table], net))
 
 
 def _one_by_one(
@@ -287,8 +302,7 @@ def _one_by_one(
     chosen = [
         each
         for each in work
-        if each.table in several
-        or transaction.one_by_one(each.table, each.identity, each.changes.changes.new.column_names)
+        if each.table in several or transaction.one_by_one(each.table, each.identity, each.changes.names)
     ]
     while True:
         ids = {id(each) for each in chosen}

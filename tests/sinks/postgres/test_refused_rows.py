@@ -302,3 +302,12 @@ def test_a_row_without_columns_that_is_refused_stops_with_its_lsn(database: Data
     writer.begin_copy(TABLE, schema).commit(100)
     with pytest.raises(Conflict, match=r"insert_exists in public\.t: a row without a key.*commit LSN 0/3E8"):
         writer.apply(TABLE, [Change("I", ())], 200, Identity("n", ()), schema)
+
+
+def test_rows_without_columns_before_and_after_a_truncate(database: Database) -> None:
+    database.execute("CREATE TABLE t (own int DEFAULT 7)")
+    writer, schema = DatabaseWriter(sink_of(database)), pa.schema([])
+    writer.begin_copy(TABLE, schema).commit(100)
+    changes = [Change("I", ()), Change("T"), Change("I", ()), Change("I", ())]
+    writer.apply(TABLE, changes, 200, Identity("n", ()), schema)
+    assert database.rows("SELECT * FROM t") == [(7,), (7,)]

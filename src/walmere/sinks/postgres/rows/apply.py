@@ -34,7 +34,7 @@ from walmere.sinks.postgres.connect import Connection, is_about_a_row, may_be_ab
 from walmere.sinks.postgres.relation import require_same
 from walmere.sinks.postgres.rows import conflicts
 from walmere.sinks.postgres.rows.block import block
-from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
+from walmere.sinks.postgres.rows.changes import RowChanges, RowPiece, TruncateRows
 from walmere.sinks.postgres.state import STAGED_COLUMNS, State
 from walmere.sinks.postgres.text import array_rows, copy_text
 
@@ -80,46 +80,43 @@ def _may_create_temporary(connection: Connection) -> bool:
 def _stage(
     connection: Connection, changes: Sequence[RowChanges], truncates: Sequence[TruncateRows], staging: Identifier
 ) -> None:
-    copy_in = SQL("COPY {} FROM STDIN").format(staging)
-    try:
-        with connection.cursor() as cursor, cursor.copy(copy_in) as copy:
-            for number, each in enumerate(changes):
-                for piece in copy_text(_staged(number, each)):
-                    copy.write(piece)
-            for piece in copy_text(_staged_truncates(truncates)):
-                copy.write(piece)
-    except psycopg.DataError as error:  # a character that the target's encoding does not have
-        line = _LINE.match(error.diag.context or "")
-        refused = None if line is None else _refused(changes, int(line[1]) - 1, without_values(error))
-        if refused is None:
-            raise
-        raise refused from None
+    for number, each in enumerate(changes):
+        for piece in each.pieces:
+            try:
+                _copy(connection, staging, _staged(number, piece))
+            except psycopg.DataError as error:  # a character that the target's encoding does not have
+                line = _LINE.match(error.diag.context or "")
+                if line is None:
+                    raise
+                raise _refused(each, piece, int(line[1]) - 1, without_values(error)) from None
+    _copy(connection, staging, _staged_truncates(truncates))
 
 
-def _refused(changes: Sequence[RowChanges], place: int, message: str) -> Conflict | None:
-    """The error for a change that cannot be staged, by its place among all changes."""
-    for each in changes:
-        if place < len(each.kind):
-            kind = {"I": "insert_failed", "U": "update_failed"}.get(chr(each.kind[place]), "delete_failed")
-            key = {name: _shown(each, name, place) for name in each.shown_key}
-            return conflicts.describe(
-                {
-                    "conflict": kind,
-                    "relation": str(each.relation.table),
-                    "key": json.dumps(key) if key else None,
-                    "constraint": None,
-                    "message": message,
-                    "commit_lsn": int(each.commit_lsn[place]),
-                }
-            )
-        place -= len(each.kind)
-    return None
+def _copy(connection: Connection, staging: Identifier, rows: pa.Table) -> None:
+    with connection.cursor() as cursor, cursor.copy(SQL("COPY {} FROM STDIN").format(staging)) as copy:
+        for text in copy_text(rows):
+            copy.write(text)
 
 
-def _shown(changes: RowChanges, name: str, place: int) -> str | None:
+def _refused(changes: RowChanges, piece: RowPiece, place: int, message: str) -> Conflict:
+    """The error for a change that cannot be staged, by its place in the piece."""
+    key = {name: _shown(piece, name, place) for name in changes.shown_key}
+    return conflicts.describe(
+        {
+            "conflict": {"I": "insert_failed", "U": "update_failed"}.get(chr(piece.kind[place]), "delete_failed"),
+            "relation": str(changes.relation.table),
+            "key": json.dumps(key) if key else None,
+            "constraint": None,
+            "message": message,
+            "commit_lsn": int(piece.commit_lsn[place]),
+        }
+    )
+
+
+def _shown(piece: RowPiece, name: str, place: int) -> str | None:
     """A value of the key."""
-    value = changes.old[name][place].as_py() if name in changes.old.column_names else None
-    value = changes.new[name][place].as_py() if value is None else value
+    value = piece.old[name][place].as_py() if name in piece.old.column_names else None
+    value = piece.new[name][place].as_py() if value is None else value
     return None if value is None else value.decode(errors="replace")
 
 
@@ -139,7 +136,7 @@ def _run(
         if not may_be_about_a_row(error):
             raise
         if not is_about_a_row(error):
-            require_same(connection, [(each.relation.table, each.new.column_names) for each in changes])
+            require_same(connection, [(each.relation.table, each.names) for each in changes])
             state.require(connection)
     mode.on_refused()
     try:
@@ -174,7 +171,7 @@ def _numbers(values: Any) -> pa.Array:
     return pa.array(values).cast(pa.string()).cast(pa.binary())
 
 
-def _staged(number: int, changes: RowChanges) -> pa.Table:
+def _staged(number: int, changes: RowPiece) -> pa.Table:
     count = len(changes.kind)
     unchanged = pa.nulls(count, pa.binary())
     if any(mask is not None for mask in changes.unchanged):

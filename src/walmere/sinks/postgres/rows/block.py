@@ -46,7 +46,7 @@ def _branch(
     number: int, changes: RowChanges, state: State, on_conflict: str | None, our_origins: Sequence[int] | None
 ) -> Composable:
     """The part of the block for one table."""
-    relation, names = changes.relation, changes.new.column_names
+    relation, names = changes.relation, changes.names
     columns = [relation.columns[name] for name in names]
     new = [new_value(changes, name) for name in names]
     insert = SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});").format(
@@ -87,7 +87,7 @@ def _write_again(
     changes: RowChanges, delete: Composable, columns: Sequence[TargetColumn], new: Sequence[Composable]
 ) -> Composable:
     """Delete a row and insert it with its new values; unchanged TOAST values and local columns stay as they were."""
-    relation, local = changes.relation, changes.relation.local(changes.new.column_names)
+    relation, local = changes.relation, changes.relation.local(changes.names)
     values = [
         SQL("CASE WHEN (r.unchanged)[{}] THEN was.{} ELSE {} END").format(place + 1, column.sql, value)
         for place, (column, value) in enumerate(zip(columns, new, strict=True))

@@ -6,7 +6,7 @@ array of bool. A row of the target is t.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,23 +20,32 @@ from walmere.sinks.postgres.relation import TargetRelation
 
 
 @dataclass(frozen=True, slots=True)
-class RowChanges:
-    """Changes of one table in order, their values as text."""
+class RowPiece:
+    """Some changes of a table, their values as text."""
 
-    relation: TargetRelation
-    identity: Identity
     kind: NDArray[np.uint8]  # I, U, D
     new: pa.Table
     unchanged: Sequence[NDArray[np.bool_] | None]
-    old: pa.Table  # by which a row is found: its key, or of a multiset the whole row
+    old: pa.Table  # by which a row is found
     commit_lsn: NDArray[np.uint64]
     sequence: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Changes of one table. Each piece of them is made when it is needed, so that memory does not grow with them."""
+
+    relation: TargetRelation
+    identity: Identity
+    names: Sequence[str]
+    old_names: Sequence[str]  # by which a row is found: those of its key, or of a multiset all
+    pieces: Iterable[RowPiece]  # iterate over it once
 
     @property
     def shown_key(self) -> list[str]:
         """The columns that messages may show: those of the key. Other values are not shown."""
         key = self.identity.key if self.identity.keyed else self.relation.primary_key
-        return [name for name in key if name in self.new.column_names]
+        return [name for name in key if name in self.names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +60,19 @@ class TruncateRows:
 
 def new_value(changes: RowChanges, name: str) -> Composable:
     """The new value of a column."""
-    place = changes.new.column_names.index(name) + 1
+    place = changes.names.index(name) + 1
     return SQL(f"(r.new)[{place}]::{changes.relation.columns[name].type}")
 
 
 def old_value(changes: RowChanges, name: str) -> Composable:
     """The value by which a row is found."""
-    place = changes.old.column_names.index(name) + 1
+    place = changes.old_names.index(name) + 1
     return SQL(f"(r.old)[{place}]::{changes.relation.columns[name].compared}")
 
 
 def found(changes: RowChanges) -> Composable:
     """The condition for the row that an UPDATE or DELETE changes: one row, also if several have the key."""
-    relation, names = changes.relation, changes.old.column_names
+    relation, names = changes.relation, changes.old_names
 
     def same(names: Sequence[str]) -> Composable:
         return SQL(" AND ").join(
@@ -96,8 +105,8 @@ def key_text(changes: RowChanges) -> Composable:
     """The key of the row, as JSON; NULL if it has none."""
     parts: list[Composable] = []
     for name in changes.shown_key:
-        value: Composable = SQL(f"(r.new)[{changes.new.column_names.index(name) + 1}]")
-        if name in changes.old.column_names:
-            value = SQL("coalesce({}, {})").format(SQL(f"(r.old)[{changes.old.column_names.index(name) + 1}]"), value)
+        value: Composable = SQL(f"(r.new)[{changes.names.index(name) + 1}]")
+        if name in changes.old_names:
+            value = SQL("coalesce({}, {})").format(SQL(f"(r.old)[{changes.old_names.index(name) + 1}]"), value)
         parts += [SqlLiteral(name), value]
     return SQL("json_build_object({})::text").format(SQL(", ").join(parts)) if parts else SQL("NULL::text")

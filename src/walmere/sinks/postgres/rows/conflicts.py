@@ -89,12 +89,12 @@ def _find_column(number: int, changes: RowChanges) -> Composable:
     """Assign each value to a column of its own: the server does not say which one has failed."""
     tries: list[Composable] = [
         SQL(f"probe_{number}.{{}} := {{}};").format(Identifier(name), new_value(changes, name))
-        for name in changes.new.column_names
+        for name in changes.names
     ]
-    names = list(changes.new.column_names)
+    names = list(changes.names)
     if changes.identity.keyed:
-        tries += [SQL("PERFORM {};").format(old_value(changes, name)) for name in changes.old.column_names]
-        names += changes.old.column_names
+        tries += [SQL("PERFORM {};").format(old_value(changes, name)) for name in changes.old_names]
+        names += changes.old_names
     one = SQL("BEGIN {} EXCEPTION WHEN OTHERS THEN IF SQLSTATE LIKE '22%' THEN failed_column := {}; END IF; END;")
     pairs = list(zip(tries, names, strict=True))
     return SQL("\n").join(one.format(attempt, SqlLiteral(name)) for attempt, name in reversed(pairs))
@@ -139,7 +139,7 @@ def record(
 
 
 def _unique_keys(changes: RowChanges) -> list[tuple[str, ...]]:
-    return [key for key in changes.relation.keys if set(key) <= set(changes.new.column_names)]
+    return [key for key in changes.relation.keys if set(key) <= set(changes.names)]
 
 
 def _in_the_way(changes: RowChanges, key: tuple[str, ...]) -> Composable:
