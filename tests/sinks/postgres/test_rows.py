@@ -14,7 +14,7 @@ from sinks.histories import SCHEMA, UNCHANGED, Change, insert, row, update
 from sinks.postgres.target import TABLE, begin, clean, conflicts, do, found
 from sinks.subjects import BY_ID, DatabaseWriter, sink_of, text_changes
 from walmere.apply.fold_rows import require_identity
-from walmere.errors import Conflict, NotMirrored
+from walmere.errors import Conflict, NotMirrored, SinkError
 from walmere.names import Identity, TableName
 from walmere.publisher.ddl import TableDdl
 from walmere.sinks.postgres.relation import missing_columns
@@ -180,3 +180,23 @@ def test_the_statements_of_a_hint_can_be_run(database: Database) -> None:
     database.execute(error.hint.partition("or set")[0])
     database.rows('SELECT id, "New", plain, "Added" FROM "Odd Name"')
     database.execute('DROP TABLE "Odd Name"')
+
+
+def test_a_column_is_renamed_before_its_old_name_is_used_for_a_new_column(
+    database: Database, sink: PostgresSink
+) -> None:
+    begin(sink, row(1, count=3))
+    creates = sink_of(database, create_tables=True)
+    columns = dict.fromkeys(SCHEMA.names, "") | {"count": "count text DEFAULT 'new'", "was_count": "was_count int"}
+    assert creates.alter(TABLE, TableDdl(added=columns), {"was_count": "count"}, ["count"]) == 1
+    assert database.rows("SELECT id, was_count, count FROM t") == [(1, 3, "new")]
+
+
+def test_a_copied_value_that_does_not_fit_names_the_column_and_what_to_do(
+    database: Database, sink: PostgresSink
+) -> None:
+    database.execute("ALTER TABLE t ALTER count TYPE smallint")
+    with pytest.raises(SinkError, match=r"column count: value .* is out of range for type smallint") as caught:
+        begin(sink, row(1, count=70000))
+    assert "70000" not in str(caught.value)
+    assert "alter the type of the column at the target" in caught.value.hint

@@ -226,17 +226,19 @@ class PostgresSink:
             missing = [name for name in columns if name not in relation.columns]
             if missing and not self.create_tables:
                 raise missing_columns(table, missing, doing, columns, renamed)
-            had = [name for name in added if name in relation.columns]
+            moved = {name: old for name, old in renamed.items() if name in missing and old in relation.columns}
+            moved = {name: old for name, old in moved.items() if old not in columns or old in added}
+            freed = moved.values()  # a new column may have the old name of another one
+            had = [name for name in added if name in relation.columns and name not in freed]
             had += [name for name, old in renamed.items() if {name, old} <= relation.columns.keys()]
             if had and self.create_tables:
                 return None
-            moved = {name: old for name in missing if (old := renamed.get(name)) in relation.columns}
-            moved = {name: old for name, old in moved.items() if old not in columns}
+            new = [name for name in columns if name in freed or (name in missing and name not in moved)]
             with connection.transaction():
                 for name, old in moved.items():
                     rename = SQL("ALTER TABLE {} RENAME COLUMN {} TO {}")
-                    connection.execute(rename.format(relation.sql, Identifier(old or ""), Identifier(name)))
-                copying.add_columns(connection, relation, [name for name in missing if name not in moved], definition)
+                    connection.execute(rename.format(relation.sql, Identifier(old), Identifier(name)))
+                copying.add_columns(connection, relation, new, definition)
             stored = self.state.read(connection, [table]).get(table)
         return 0 if stored is None else stored.version
 
