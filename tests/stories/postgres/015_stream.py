@@ -136,3 +136,28 @@ def test_without_streaming_the_result_is_the_same(both: SideBySide) -> None:
     )
     both.sync()
     both.assert_equal(source=True)
+
+
+@pytest.mark.long
+def test_a_large_transaction_with_triggers_and_a_truncate(both: SideBySide) -> None:
+    """It is applied in chunks: row by row where a trigger fires, and after the TRUNCATE by sets of rows."""
+    tables = ("fires", "emptied", "plain")
+    both.everywhere(*(f"CREATE TABLE {each} (id int PRIMARY KEY, v int, w text)" for each in tables))
+    both.source("CREATE PUBLICATION pub FOR ALL TABLES", "INSERT INTO emptied VALUES (-1, 0, 'old')")
+    both.target(
+        "CREATE TABLE audit (n int GENERATED ALWAYS AS IDENTITY, what text)",
+        "CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO public.audit (what) VALUES (TG_OP || coalesce(NEW, OLD)::text); RETURN NULL; END $$",
+        "CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON fires FOR EACH ROW EXECUTE FUNCTION audit()",
+        "ALTER TABLE fires ENABLE ALWAYS TRIGGER audit",
+    )
+    both.start()
+    rows = "SELECT i, i, repeat(md5(i::text), 15) FROM generate_series(1, 25000) i"
+    both.source(
+        f"BEGIN; INSERT INTO emptied {rows}; TRUNCATE emptied; INSERT INTO emptied {rows}; INSERT INTO fires {rows};"
+        " UPDATE fires SET v = v + 1 WHERE id % 100 = 0; UPDATE emptied SET id = -id, v = 5 WHERE id % 50 = 0;"
+        f" DELETE FROM fires WHERE id % 77 = 0; INSERT INTO plain {rows}; COMMIT"
+    )
+    both.sync()
+    both.assert_equal(*(f"SELECT * FROM {each} ORDER BY id" for each in tables), source=True)
+    both.assert_equal("SELECT what FROM audit ORDER BY n")

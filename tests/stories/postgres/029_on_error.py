@@ -106,3 +106,26 @@ def test_a_transaction_with_a_value_that_does_not_fit_is_skipped(both: SideBySid
         both.sync()
         both.assert_equal()
     assert both.rows("SELECT * FROM t ORDER BY i") == [(1, "one"), (10, "x"), (11, "x"), (12, "x")]
+
+
+@pytest.mark.long
+def test_a_prepared_transaction_is_skipped_whose_trigger_uses_a_table_that_does_not_exist(both: SideBySide) -> None:
+    both.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    both.source("CREATE PUBLICATION pub FOR TABLE t")
+    both.target(
+        "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN IF NEW.v = 'no' THEN INSERT INTO absent VALUES (1); END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER fails BEFORE INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION fails()",
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER fails",
+    )
+    both.start(two_phase=True)
+    both.source("INSERT INTO t VALUES (1, 'yes')", "BEGIN; INSERT INTO t VALUES (2, 'no'); PREPARE TRANSACTION 'p'")
+    both.both_stop()
+    both.skip(both.ours_stops())  # tried twice, recorded once
+    both.source("INSERT INTO t VALUES (3, 'yes')")
+    both.sync()
+    both.source("COMMIT PREPARED 'p'", "INSERT INTO t VALUES (4, 'yes')")
+    both.sync()
+    both.assert_equal()
+    assert both.rows("SELECT id FROM t ORDER BY id") == [(1,), (3,), (4,)]
+    assert both.our_conflicts() == {"insert_failed": 1}
