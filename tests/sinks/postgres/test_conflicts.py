@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -45,12 +46,29 @@ def test_a_violated_constraint_stops_with_key_constraint_lsn_and_a_way_out(
     database.execute("ALTER TABLE t ADD CHECK (count < 100)")
     with pytest.raises(Conflict, match=r'insert_exists in public\.t.*"id" : "2".*t_pkey.*0/3E9') as caught:
         do(sink, insert(3), insert(2))
-    assert "walmere skip -c … 0/3E9" in caught.value.hint
+    assert caught.value.hint == (
+        "change the row of the target that is in the way; or skip the whole transaction: `walmere skip -c … 0/3E9`;"
+        ' or set target.on_conflict = "skip" or "overwrite"'
+    )
     assert "n" not in caught.value.wrong.partition("key {")[2].partition("}")[0]
-    with pytest.raises(Conflict, match=r'update_exists in public\.t.*"id" : "1".*t_count_check'):
+    with pytest.raises(Conflict, match=r'update_exists in public\.t.*"id" : "1".*t_count_check') as caught:
         do(sink, update(1, count=100))
+    assert caught.value.hint.startswith("alter the constraint of the target; or skip")
     assert same_rows(found(database), [row(1), row(2)])
     assert sink.applied(TABLE) == Lsn(100)
+
+
+def test_a_conflict_is_recorded_beside_a_transaction_that_has_recorded_one_and_stays_open(
+    database: Database, sink: PostgresSink
+) -> None:
+    """As a prepared transaction does: only this subscription can commit it."""
+    begin(sink, row(1))
+    with psycopg.connect(database.dsn) as other:
+        other.execute("INSERT INTO walmere.conflicts (subscription, relation, conflict) VALUES ('s', 't', 'c')")
+        with pytest.raises(Conflict):
+            do(sink, insert(1))
+        other.rollback()
+    assert [line[0] for line in conflicts(database)] == ["insert_exists"]
 
 
 @pytest.mark.parametrize("on_conflict", ["skip", "overwrite"])

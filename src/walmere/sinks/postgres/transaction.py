@@ -119,7 +119,7 @@ class TargetTransaction:
             require_same(self.connection, [(table, ()) for table in tables])
             refused = {
                 "conflict": "truncate_failed",
-                "relation": truncate.tables,
+                "relation": truncate.table,
                 "key": None,
                 "constraint": error.diag.constraint_name,
                 "message": without_values(error),

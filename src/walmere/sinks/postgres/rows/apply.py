@@ -48,7 +48,9 @@ class RowMode:
     """How changes are applied row by row."""
 
     on_conflict: str
-    our_origins: Sequence[int] | None  # record changes of rows that others have written last; None: nobody can tell
+    our_origins: (
+        Sequence[int] | None
+    )  # record changes of rows that others have written last; None: the server does not track it
     prepares: bool  # the transaction will be prepared
     on_refused: Callable[[], None]  # is called before refused rows are looked for
 
@@ -149,9 +151,9 @@ def _run(
 
 
 def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:
-    """Rows of the temporary table whose new value is a statement, and whose old one are its tables."""
+    """Rows of the temporary table whose new value is a statement, and whose old one is its first table."""
     count = len(truncates)
-    tables = pa.array([each.tables.encode() for each in truncates], pa.binary())
+    tables = pa.array([each.table.encode() for each in truncates], pa.binary())
     statements = pa.array([each.statement.encode() for each in truncates], pa.binary())
     return pa.table(
         {

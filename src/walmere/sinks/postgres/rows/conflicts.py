@@ -16,6 +16,7 @@ it as JSON. Only values of the key are shown.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 import psycopg
@@ -35,6 +36,8 @@ DECLARATIONS: Final = (
 )
 """The variables of the block that are used here."""
 _NULL: Final = SQL("NULL")
+_WITHOUT_OTHER_ROWS: Final = ("23502", "23514")
+"""SQLSTATEs of NOT NULL and CHECK."""
 
 
 def probe_declaration(number: int, changes: RowChanges) -> Composable:
@@ -105,7 +108,7 @@ def _stop(relation: str | None, key: Composable) -> Composable:
     table = SQL("(r.old)[1]") if relation is None else SqlLiteral(relation)
     detail = SQL(
         "json_build_object('conflict', failed_conflict, 'relation', {}, 'key', {}, 'constraint', failed_constraint,"
-        " 'message', failed_message, 'commit_lsn', r.commit_lsn)::text"
+        " 'message', failed_message, 'sqlstate', failed_state, 'commit_lsn', r.commit_lsn)::text"
     ).format(table, key)
     return SQL("RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = failed_message, DETAIL = {};").format(
         SqlLiteral(SQLSTATE), detail
@@ -179,13 +182,22 @@ def describe(refused: dict[str, Any]) -> Conflict:
     """The error for a row that was refused."""
     lsn = Lsn(refused["commit_lsn"])
     row = "a row without a key" if refused["key"] is None else f"the row with the key {refused['key']}"
-    what, remedy = f"{row} is refused", "alter the target so that it takes the row"
+    what, remedy, choice = f"{row} is refused", "alter the target so that it takes the row", ""
     if refused["conflict"] == "truncate_failed":
         what, remedy = "a TRUNCATE is refused", "alter the target so that its tables can be truncated"
+    elif "sqlstate" not in refused:
+        pass  # the target's encoding does not have a character: `on_conflict` does not help
+    elif not re.match(REFUSALS, refused["sqlstate"]):
+        remedy = "correct the trigger, rule or function of the target that fails"
+    else:
+        choice = '; or set target.on_conflict = "skip"'
     if not refused["conflict"].endswith("_failed"):
         what = f"{row} violates {refused['constraint'] or 'a constraint'}"
-        remedy = "change the row of the target that is in the way"
-    choice = "" if refused["conflict"] == "truncate_failed" else "; or set target.on_conflict"
+        if refused["sqlstate"] in _WITHOUT_OTHER_ROWS:
+            remedy = "alter the constraint of the target"
+        else:
+            remedy = "change the row of the target that is in the way"
+            choice = '; or set target.on_conflict = "skip" or "overwrite"'
     return Conflict(
         "applying changes to the target",
         f"{refused['conflict']} in {refused['relation']}: {what} ({refused['message']});"
@@ -199,13 +211,15 @@ def record_conflict(connection: Connection, state: State, conflict: Conflict) ->
     """Write a line for a conflict whose transaction was rolled back; not again when the batch is tried again."""
     refused = json.loads(conflict.found)
     with connection.transaction():
-        connection.execute(state.sql("LOCK {schema}.conflicts IN SHARE ROW EXCLUSIVE MODE"))  # two attempts at once
+        # two attempts at once; not LOCK: a prepared transaction that has written a line keeps the lock of the table
+        lock = f"walmere conflicts {state.schema} {state.subscription}"
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", [lock])
         connection.execute(
             state.sql(
                 'INSERT INTO {schema}.conflicts (subscription, relation, conflict, key, "constraint", lsn, message)'
                 " SELECT $1, $2, $3, $4, $5, $6::pg_lsn, $7 WHERE NOT EXISTS(SELECT FROM {schema}.conflicts c"
                 " WHERE (c.subscription, c.relation, c.conflict, c.lsn) = ($1, $2, $3, $6::pg_lsn)"
-                " AND c.key IS NOT DISTINCT FROM $4)"
+                ' AND c.key IS NOT DISTINCT FROM $4 AND c."constraint" IS NOT DISTINCT FROM $5)'
             ),
             [
                 state.subscription,
