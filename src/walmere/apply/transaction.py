@@ -103,9 +103,14 @@ def _prepare(jobs: Sequence[ApplyJob], batch: Batch, gid: str, sink: PostgresSin
         for job in jobs:
             # a table that cannot take them, or whose segments are deleted after a rollback, waits for COMMIT PREPARED
             with suppress(NotMirrored, SinkMismatch, TypeMismatch, ChangeLogDamaged):
-                result, its = _read(job, transaction, batch.skip)
-                work += its if result.stopped is None else []
-        apply_changes(transaction, work)
+                result, changes = _read(job, transaction, batch.skip)
+                work += changes if result.stopped is None else []
+        try:
+            with transaction.connection.transaction():
+                apply_changes(transaction, work)
+        except ChangeLogDamaged:  # large changes are read again while they are applied, so it may be deleted only now
+            transaction.forgotten.clear()  # it is undone
+            work = []
         is_skipped = batch.skip == batch.end_lsn
         tables = [job.target for job in jobs] if is_skipped else [each.table for each in work]
         sink.prepare_transaction(transaction, gid, tables, batch.end_lsn)
@@ -268,7 +273,7 @@ def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) 
     for event, some in events:
         tables = [each.table for each in some]
         statement = transaction.truncation(tables, cascade=event.cascade, restart_identity=event.restart_identity)
-        truncate = TruncateRows(", ".join(map(str, tables)), statement, event.commit_lsn, event.sequence)
+        truncate = TruncateRows(str(tables[0]), statement, event.commit_lsn, event.sequence)
         if id(some[0]) in by_rows:
             truncates.append(truncate)
         else:

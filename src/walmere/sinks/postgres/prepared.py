@@ -9,7 +9,7 @@ after a crash the target itself says what has happened:
     neither                 not prepared here: its changes are applied when it is committed
 
 A table whose copy began after PREPARE TRANSACTION is not among them: it gets its changes at COMMIT PREPARED. So does a
-transaction with changes that are applied row by row: PostgreSQL does not prepare what has used a temporary table.
+transaction whose triggers use a temporary table or NOTIFY: PostgreSQL does not prepare it.
 """
 
 from __future__ import annotations
