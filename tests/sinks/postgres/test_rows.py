@@ -200,3 +200,10 @@ def test_a_copied_value_that_does_not_fit_names_the_column_and_what_to_do(
         begin(sink, row(1, count=70000))
     assert "70000" not in str(caught.value)
     assert "alter the type of the column at the target" in caught.value.hint
+
+
+def test_a_row_that_a_copy_refuses_as_a_whole_is_not_shown(database: Database, sink: PostgresSink) -> None:
+    database.execute("ALTER TABLE t ADD twice smallint GENERATED ALWAYS AS (count * 20000) STORED")
+    with pytest.raises(SinkError, match="smallint out of range") as caught:
+        begin(sink, row(1, note="Smith, Mr secret: 4711", count=3))
+    assert "secret" not in str(caught.value) + caught.value.hint

@@ -32,7 +32,7 @@ OF_THE_SESSION: Final = "^(?:08|25|40|53|55P|57|58|72|XX)"
 """The same for errors that have nothing to do with what is written. With any other SQLSTATE, it may be the code of a
 trigger, a rule or a constraint that has failed."""
 _REFUSED: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)
-_COPIED_COLUMN: Final = re.compile(r"COPY [^,]+, [^,]+, \S+ ([^:]+):")
+_COPIED_COLUMN: Final = re.compile(r"COPY [^,]+, \S+ \d+, \S+ ([^:]+): ")
 """The column in the context of an error of COPY, whatever the language of the server."""
 _open: dict[tuple[int, str], Connection] = {}
 _opening: Final = threading.Lock()
@@ -119,11 +119,10 @@ def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:
     if error.sqlstate is None or error.sqlstate[:2] in _TRANSIENT:
         hint = "see whether the target can be reached, and its log; a run without --once or --until retries"
         return SinkUnavailable(doing, text, hint)
-    if error.sqlstate.startswith("22"):
-        column = _COPIED_COLUMN.match(error.diag.context or "")
-        which = "" if column is None else f"column {column[1]}: "
+    column = _COPIED_COLUMN.match(error.diag.context or "")
+    if error.sqlstate.startswith("22") and column is not None:
         hint = "alter the type of the column at the target, so that it can hold the values of the source"
-        return SinkError(doing, which + text, hint)
+        return SinkError(doing, f"column {column[1]}: {text}", hint)
     return SinkError(doing, text)
 
 
