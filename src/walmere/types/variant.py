@@ -8,7 +8,7 @@ these, either. What it cannot hold is rejected:
 
     a number of more than 38 digits, or with more than 38 digits after the point
     two equal keys in one object, and half a pair of surrogates: only json has these
-    more than 1,000 brackets in each other, which Spark does not parse, either
+    nested more than 1,000 levels deep, which Spark does not parse, either
     more than 16 MB of text: to encode it may take 150 times as much memory (if it is all small numbers)
 """
 

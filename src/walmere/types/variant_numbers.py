@@ -98,6 +98,8 @@ def _scientific(text: str) -> tuple[int, int] | None:
     except InvalidOperation:  # the exponent has more than 18 digits
         return None
     assert isinstance(exponent, int)
+    if len(digits) > DIGITS:
+        return None
     value = int("".join(map(str, digits)))
     if value and len(str(value)) + max(exponent, 0) > DIGITS:
         return None

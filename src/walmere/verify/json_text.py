@@ -6,7 +6,7 @@ So numbers are compared with all their digits: 1.5 and 1.50 differ, and 1.5e1, w
 parser reads the text, and nothing of `walmere.types` is used. Its cost is some microseconds for each document.
 
 What VARIANT cannot hold is NULL in the target: numbers of more than 38 digits, or with more than 38 digits after the
-point; objects with two equal keys; half a pair of surrogates; more than 1,000 brackets in each other; more than 16 MB.
+point; objects with two equal keys; half a pair of surrogates; nested more than 1,000 levels deep; more than 16 MB.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def compared(text: bytes) -> str | None:
 
 
 def _depth(text: bytes) -> int:
-    """How many brackets are in each other; 0 if they are few."""
+    """How many levels are nested; 0 if they are few."""
     if text.count(b"[") + text.count(b"{") < 100:
         return 0
     depth = deepest = 0
