@@ -189,6 +189,8 @@ def test_a_batch_of_inserts_alone_may_be_larger(database18: Database, config: Co
     assert end(start, 0) == end(start, 1) == first
     assert end(start, 1 << 20) == second, "the next transaction deletes"
     assert end(second, 1 << 20) == deleted, "it does not begin with inserts"
+    cut = planner.end_of_batch(start, 1, lambda *_: deleted, max_insert_bytes=1 << 20)
+    assert cut == second, "with the delete, it could not be divided"
     assert end(deleted, 1 << 20) == third, "the next transaction has another definition"
     assert end(third, 1 << 20) == last
     planner.close()

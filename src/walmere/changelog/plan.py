@@ -167,12 +167,13 @@ class Planner:
         for record in self._records:
             if record.end_lsn <= start:
                 continue
-            if cut_at is not None and record.end_lsn >= cut_at:
-                return cut_at
             if isinstance(record, Transactions | Transaction):
                 versions = None if versions is None else _insert_versions(record, versions)
                 if size >= max_bytes and (versions is None or size >= max_insert_bytes):
                     break
+            if cut_at is not None and record.end_lsn >= cut_at:
+                return cut_at
+            if isinstance(record, Transactions | Transaction):
                 newest = record.commit_time
                 size += sum(segment.length for segment in record.segments)
             end = max(end, record.end_lsn)

@@ -26,7 +26,7 @@ from walmere.subscription.target.pace import next_batch
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most, divided over all tasks; or as many as the tasks of a large cluster need."""
-MAX_INSERT_BYTES: Final = 4 * MAX_BATCH_BYTES
+MAX_INSERT_BYTES: Final = 8 * MAX_BATCH_BYTES
 """The same for a batch that has only inserts. Tasks take its parts one after the other, so they need no more memory."""
 MIN_TASK_BYTES: Final = 8 << 20
 """Bytes of the log per task, at least, if several tasks write one table."""
@@ -46,6 +46,11 @@ def _is_partial(definition: Definition | None) -> bool:
     if definition is None:
         return False
     return definition.partial or (definition.shaping is not None and definition.shaping.soft_deletes is not None)
+
+
+def _is_whole(definition: Definition | None) -> bool:
+    """Whether one task takes all inserts of a batch."""
+    return _is_partial(definition) or (definition is not None and definition.gathered)
 
 
 class Batches:
@@ -107,14 +112,14 @@ class Batches:
         return cuts.active(self._directory).end(start, log_end)
 
     def _can_divide(self) -> bool:
-        """Whether the inserts of every table can be divided. Called often, as the next one."""
+        """Whether the inserts of every table can be divided. Called often, as `_tables_are_behind`."""
         if self._transactional:
             return False
         with contextlib.suppress(FileNotFoundError):
             changed = Tables.changed(self._directory)
             if changed != self._divides[0]:
-                partial = any(_is_partial(each.definition) for each in Tables(self._directory) if each.follows)
-                self._divides = changed, not partial
+                followed = [each for each in Tables(self._directory) if each.follows]
+                self._divides = changed, not any(each.of_messages or _is_whole(each.definition) for each in followed)
         return self._divides[1]
 
     def _tables_are_behind(self) -> bool:
