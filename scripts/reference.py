@@ -238,8 +238,8 @@ def error_classes() -> str:
         " catch all below it.\n",
         "A *transient* error may go away without action: Walmere tries again by itself. `receiver-error.json` and logs"
         " name the class.\n",
-        "Exit codes: a `ConfigError` ends a command with 2, `NotCompared` ends `walmere verify` with 3, all others"
-        " with 1.\n",
+        "Exit codes: a `ConfigError` ends a command with 2. Any other error ends `walmere verify` with 3, and other"
+        " commands with 1.\n",
     ]
     for depth, kind in _tree(errors.WalmereError, 0):
         if kind is errors.WalmereError:

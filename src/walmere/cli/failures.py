@@ -64,7 +64,7 @@ def show(error: BaseException) -> int:
     return _print(f"an unexpected error: {wrong}\n  hint: this is a bug; -v shows the traceback")
 
 
-def fail(error: WalmereError, code: int) -> NoReturn:
+def fail(error: Exception, code: int) -> NoReturn:
     """Print an error and end."""
     show(error)
     sys.exit(code)

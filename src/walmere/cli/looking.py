@@ -12,7 +12,7 @@ from walmere.cli import failures, output
 from walmere.cli.garbage import without_garbage_collection
 from walmere.cli.options import DEFAULT, AsJson, ConfigFile, lsn
 from walmere.cli.signals import end_as_by_ctrl_c, silent_when_closed
-from walmere.errors import ConfigError, WalmereError
+from walmere.errors import ConfigError
 from walmere.lsn import INVALID_LSN, Lsn
 
 
@@ -59,7 +59,7 @@ def verify(
 ) -> None:
     """Compare source and target, every row and column, at one LSN.
 
-    Exits with 0 if they are equal, 1 if not, and 3 if no difference was found but something could not be compared.
+    Exits with 0 if they are equal, 1 if not, and 3 if something could not be compared, or after an error.
     """
     from walmere.cli import comparing
     from walmere.verify.proof import VerifyOptions
@@ -74,7 +74,7 @@ def verify(
             )
     except ConfigError:
         raise
-    except WalmereError as error:  # not 1: that would say that something differs
+    except Exception as error:  # not 1: that would say that something differs
         failures.fail(error, failures.NOT_COMPARED)
     comparing.proof(proof, as_json=json)
     if proof.equal is not True:
