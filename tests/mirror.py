@@ -41,8 +41,8 @@ class Mirror:
         self.database = database
         self._failures: list[BaseException] = []
         self.batches: list[float] = []
+        """Of all runs in this process: how long each batch took."""
         self.retries: list[tuple[int, WalmereError]] = []  # after so many batches, this error
-        """Of all runs in this process: how long each batch took; None: it has failed, and is retried."""
         set_json_loads(_as_text, database.connection)  # json as its text, as the target has it
         directory.mkdir(exist_ok=True)
         self.file = directory / "walmere.toml"

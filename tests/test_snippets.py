@@ -106,6 +106,7 @@ def read(name: str, directory: Path, bucket: Bucket | None = None) -> None:
             reader.read(block)
 
 
+@pytest.mark.long
 def test_the_tutorial(tmp_path: Path) -> None:
     read(TUTORIAL, tmp_path)
 

@@ -168,7 +168,14 @@ def test_rows_that_a_deletion_vector_has_deleted_stay_so(
 
 
 @pytest.mark.parametrize(
-    "limits", [{}, {"_MAX_ROWS": 3}, {"_MAX_FILES": 2}, {"_LARGE_BYTES": 1}, {"_LARGE_BYTES": 1, "_MAX_LARGE": 2}]
+    "limits",
+    [
+        {},
+        {"_MAX_ROWS": 3},
+        pytest.param({"_MAX_FILES": 2}, marks=pytest.mark.long),
+        pytest.param({"_LARGE_BYTES": 1}, marks=pytest.mark.long),
+        {"_LARGE_BYTES": 1, "_MAX_LARGE": 2},
+    ],
 )
 def test_files_of_the_same_size_are_not_mistaken_and_filters_are_pushed_down(
     spark: SparkSession, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]

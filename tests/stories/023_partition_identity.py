@@ -74,6 +74,7 @@ def change(database: Database, table: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_every_combination_of_the_identities_of_root_and_leaves_is_mirrored_or_refused_by_name(
     database18: Database, tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ def test_an_error_that_the_receiver_reports_ends_the_run_with_that_error(databas
     assert raised.value.hint
 
 
+@pytest.mark.long
 def test_a_run_whose_jvm_is_killed_says_so_in_one_line(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")

@@ -29,6 +29,7 @@ def copies(mirror: Mirror) -> dict[str, float]:
     return {each.table.name: each.copied_at for each in mirror.tables()}
 
 
+@pytest.mark.long
 def test_columns_are_altered_without_a_row_and_the_table_has_them_within_seconds(
     database18: Database, tmp_path: Path
 ) -> None:

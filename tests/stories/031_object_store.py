@@ -239,7 +239,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_made(
     "fault",
     [
         pytest.param(lambda: Faulty(10, Refuse, 0.02, reads=True), id="slow, and one in ten refused"),
-        pytest.param(lambda: Faulty(10, LoseAnswer), id="lost"),
+        pytest.param(lambda: Faulty(10, LoseAnswer), id="lost", marks=pytest.mark.long),
         pytest.param(lambda: Faulty(15, lambda: AnswerLate(2.5)), id="late", marks=pytest.mark.long),
     ],
 )

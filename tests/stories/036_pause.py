@@ -85,6 +85,7 @@ def test_a_copy_is_seen_to_move_on_and_a_pause_ends_it_while_receiving_goes_on(
             assert state["disk"]["lake_bytes"] > 0
 
 
+@pytest.mark.long
 def test_a_pause_survives_restarts_and_what_cannot_end_is_refused(
     database: Database, tmp_path: Path, here: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
