@@ -14,7 +14,7 @@ from delta_rows import read_delta
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.types.variant import Variant
+from walmere.types.variant.codec import Variant
 from walmere.variant_type import VARIANT
 
 TABLE = TableName("public", "t")

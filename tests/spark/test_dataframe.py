@@ -27,7 +27,7 @@ from walmere.sinks.base import OVERWRITE, Net, StagedFile
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.spark import dataframe
 from walmere.spark.session import session
-from walmere.types.variant import Variant
+from walmere.types.variant.codec import Variant
 from walmere.variant_type import VARIANT
 
 TABLE = TableName("Odd schema", "_ta.ble 🐍")

@@ -23,7 +23,7 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.types.variant import Variant
+from walmere.types.variant.codec import Variant
 from walmere.variant_type import VARIANT
 
 TYPES = """

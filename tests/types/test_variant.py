@@ -15,7 +15,7 @@ from pyspark.sql.variant_utils import VariantUtils
 
 from walmere.errors import CastError
 from walmere.types.base import Cast
-from walmere.types.variant import MAX_BYTES, Variant
+from walmere.types.variant.codec import MAX_BYTES, Variant
 from walmere.variant_type import VARIANT
 from walmere.verify import json_text
 

@@ -5,11 +5,10 @@
     codec      the type of a column → its codec
     choice     the same, for another type of the target
     base       the class of a codec: Arrow type, cast, rejected values, errors
-    text, boolean, number, numeric, bytea, uuid, date, interval, array, vector, hstore, variant
+    text, boolean, number, numeric, bytea, uuid, date, interval, array, vector, hstore
                one module for each family of types
     flat       the values of an Arrow array as one run of bytes, for families with a syntax
-    json_tokens, json_strings, variant_numbers, variant_bytes
-               JSON text → the bytes of VARIANT
+    variant/   json and jsonb as VARIANT
     jsontext   the text of a column → JSON text
     copytext   the output of COPY … TO STDOUT → Arrow columns of text
 

@@ -20,7 +20,7 @@ from walmere.types.numeric import Numeric
 from walmere.types.pgtype import PgType
 from walmere.types.text import Text
 from walmere.types.uuid import UuidBytes
-from walmere.types.variant import Variant
+from walmere.types.variant.codec import Variant
 from walmere.variant_type import VARIANT
 
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)\Z")

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from walmere.types.base import Mask
 from walmere.types.flat import Bytes, Flat, Places, binary_of, flat
-from walmere.types.json_strings import unescaped
-from walmere.types.json_tokens import ARRAY, OBJECT, SCALAR, STRING, NotJson, Tree, Unsuitable, tree
-from walmere.types.variant_numbers import Numbers, numbers
+from walmere.types.variant.numbers import Numbers, numbers
+from walmere.types.variant.strings import unescaped
+from walmere.types.variant.tokens import ARRAY, OBJECT, SCALAR, STRING, NotJson, Tree, Unsuitable, tree
 
 MAX_DEPTH: Final = 1_000
 _SORTED_VERSION_1: Final = 0x11

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from walmere.types.base import Mask, as_mask, as_string, matching
 from walmere.types.flat import Bytes, Places, binary_of
-from walmere.types.json_tokens import NotJson
+from walmere.types.variant.tokens import NotJson
 
 DIGITS: Final = 38
 _NUMBER: Final = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"

@@ -1,7 +1,7 @@
 """json and jsonb as VARIANT: Spark's binary encoding, which Delta stores as two binary fields, `metadata` and `value`.
 
 No library makes it from JSON without loss: they make a double of every number with a point. So it is made here, for a
-block of documents at once, with array operations. `variant_bytes` has the encoding.
+block of documents at once, with array operations. `encoding` has the bytes.
 
 VARIANT holds the value of a document, not its text: white space and the order of keys are lost. jsonb does not have
 these, either. What it cannot hold is rejected:
@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 
 from walmere.types.base import Cast, Codec, as_mask
 from walmere.types.flat import LARGE, flat
-from walmere.types.json_tokens import NotJson, Unsuitable
 from walmere.types.text import Text
-from walmere.types.variant_bytes import encoded
+from walmere.types.variant.encoding import encoded
+from walmere.types.variant.tokens import NotJson, Unsuitable
 from walmere.variant_type import VARIANT
 
 MAX_BYTES: Final = 16 << 20

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from walmere.types.flat import Bytes, Places
-from walmere.types.json_tokens import NotJson
+from walmere.types.variant.tokens import NotJson
 
 _PLAIN: Final = np.zeros(256, np.uint8)
 _PLAIN[list(b'"\\/bfnrt')] = list(b'"\\/\b\f\n\r\t')
