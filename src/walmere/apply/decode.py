@@ -288,9 +288,9 @@ def _messages(
     """The messages of a span that are not yet applied, without the transaction `skip`."""
     wanted = [ref for ref in refs if (ref.block.relation, ref.version) in span.versions]
     for ref, batch in messages(blocks.directory, wanted, applied, span.end, blocks.store):
-        some = batch if skip is None else batch.filter(pc.not_equal(batch.column("commit_lsn"), int(skip)))
-        if some.num_rows:
-            yield ref, some
+        kept = batch if skip is None else batch.filter(pc.not_equal(batch.column("commit_lsn"), int(skip)))
+        if kept.num_rows:
+            yield ref, kept
 
 
 def require_whole_truncates(blocks: Blocks, span: Span, applied: Lsn | None, skip: Lsn | None) -> None:
@@ -320,7 +320,7 @@ def _without_truncates(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Record
 
 def _last_truncate(batches: Iterable[pa.RecordBatch], parts: int) -> tuple[int, int] | None:
     """Commit LSN and sequence of the last TRUNCATE; None if there is none. It is in the log once per relation."""
-    truncates = [some for batch in batches if len(some := _without_truncates(batch)[1])]
+    truncates = [truncated for batch in batches if len(truncated := _without_truncates(batch)[1])]
     if not truncates:
         return None
     points, counts = np.unique(

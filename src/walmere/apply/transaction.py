@@ -211,8 +211,8 @@ def _read_all(
     work: list[TableChanges] = []
     for job in jobs:
         try:
-            results[job.oid], its = _read(job, transaction, skip)
-            work += its
+            results[job.oid], changes = _read(job, transaction, skip)
+            work += changes
         except (NotMirrored, SinkMismatch, TypeMismatch) as error:
             results[job.oid] = _stopped(job, error)
     return work
@@ -270,11 +270,11 @@ def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) 
     events = sorted(truncated.items(), key=lambda event: (event[0].commit_lsn, event[0].sequence))
     truncates: list[TruncateRows] = []
     by_rows = [id(each) for each in one_by_one]
-    for event, some in events:
-        tables = [each.table for each in some]
+    for event, truncated_tables in events:
+        tables = [each.table for each in truncated_tables]
         statement = transaction.truncation(tables, cascade=event.cascade, restart_identity=event.restart_identity)
         truncate = TruncateRows(str(tables[0]), statement, event.commit_lsn, event.sequence)
-        if id(some[0]) in by_rows:
+        if id(truncated_tables[0]) in by_rows:
             truncates.append(truncate)
         else:
             transaction.truncate(tables, truncate)
@@ -313,9 +313,9 @@ def _one_by_one(
         ids = {id(each) for each in chosen}
         more = [
             each
-            for some in truncated.values()
-            if any(id(one) in ids for one in some)
-            for each in some
+            for together in truncated.values()
+            if any(id(one) in ids for one in together)
+            for each in together
             if id(each) not in ids
         ]
         if not more:

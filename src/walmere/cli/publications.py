@@ -68,8 +68,8 @@ class Publications:
         return found[0]
 
     def _ask(self, known: Sequence[str]) -> list[str]:
-        its = {each.name: f"{each.tables} tables, {size(each.bytes)}" for each in self._survey.publications}
-        choices = [*(f"{name} ({its[name]})" for name in known), "a new one"]
+        descriptions = {each.name: f"{each.tables} tables, {size(each.bytes)}" for each in self._survey.publications}
+        choices = [*(f"{name} ({descriptions[name]})" for name in known), "a new one"]
         self._asker.say("\nPublications:")
         number = self._asker.choice("Which one", choices)
         if number < len(known):
@@ -77,9 +77,9 @@ class Publications:
         return [self._asker.text("Name of the new publication", self._survey.database, "--publication")]
 
     def _show(self) -> None:
-        its = self._survey
-        self._asker.say(f"\nDatabase {its.database}, PostgreSQL {its.version}, role {its.role}")
-        for each in its.tables:
+        survey = self._survey
+        self._asker.say(f"\nDatabase {survey.database}, PostgreSQL {survey.version}, role {survey.role}")
+        for each in survey.tables:
             self._asker.say(f"  {_line(each)}")
 
 

@@ -48,10 +48,10 @@ def drop(
     """
     subscription = walmere.Subscription(config)
     if not yes and sys.stdin.isatty():
-        its = subscription.config
-        slot = "" if keep_slot else f"drop slot {its.source.slot}, and "
-        place = its.subscription.store or subscription.directory
-        question = f"{slot}delete the change log and all state of {its.subscription.name} in {place}?"
+        settings = subscription.config
+        slot = "" if keep_slot else f"drop slot {settings.source.slot}, and "
+        place = settings.subscription.store or subscription.directory
+        question = f"{slot}delete the change log and all state of {settings.subscription.name} in {place}?"
         typer.confirm(f"{question[:1].upper()}{question[1:]}", abort=True, err=True)
     done = subscription.drop(keep_slot=keep_slot)
     output.done("\n".join(done), as_json=json, subscription=subscription.config.subscription.name, done=done)

@@ -129,12 +129,12 @@ def _binary(column: pa.Array) -> U64:
 
 def _hash_words(total: U64, words: U64, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
     """Add the bytes of each text to its hash, eight at a time."""
-    some, done = np.flatnonzero(lengths), 0
-    while some.size:
-        word = words[begins[some] + done]
-        left = lengths[some] - done
+    unfinished, done = np.flatnonzero(lengths), 0
+    while unfinished.size:
+        word = words[begins[unfinished] + done]
+        left = lengths[unfinished] - done
         short = left < 8
         word[short] &= (np.uint64(1) << (left[short] * 8).view(np.uint64)) - np.uint64(1)
-        total[some] = _mix(total[some] * _NEXT + word)
+        total[unfinished] = _mix(total[unfinished] * _NEXT + word)
         done += 8
-        some = some[left > 8]
+        unfinished = unfinished[left > 8]

@@ -81,14 +81,14 @@ def dataframe(spark: SparkSession, pinned: Pinned) -> DataFrame:
 
 def _read_by_tasks(spark: SparkSession, pinned: Pinned, schema: StructType) -> DataFrame:
     """The rows of a table in an object store: each task reads some files."""
-    files = [file for some in pinned.files() for file in some]
+    files = [file for group in pinned.files() for file in group]
     if not files:
         return spark.createDataFrame([], schema)
     pieces = bins(files, lambda file: file.size, _PIECE_BYTES)
     # the number of rows is all that is needed of the statistics
     slim = [
-        [replace(each, stats=json.dumps({"numRecords": each.rows(pinned.directory)})) for each in some]
-        for some in pieces
+        [replace(each, stats=json.dumps({"numRecords": each.rows(pinned.directory)})) for each in group]
+        for group in pieces
     ]
     read = functools.partial(_read_pieces, pieces=slim, directory=pinned.directory, schema=pinned.schema)
     use_driver_python()  # the tasks import Walmere

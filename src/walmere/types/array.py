@@ -54,8 +54,8 @@ class Array(Codec):
 
     def _lists(self, text: pa.Array, wanted: Mask) -> tuple[pa.Array, Mask] | None:
         """The wanted values as lists, null elsewhere, and which of them were rejected."""
-        some = text if wanted.all() else text.filter(pa.array(wanted))
-        if (found := split(flat(some), _OPEN, _CLOSE, ord(self.delimiter))) is None:
+        present = text if wanted.all() else text.filter(pa.array(wanted))
+        if (found := split(flat(present), _OPEN, _CLOSE, ord(self.delimiter))) is None:
             return None
         elements = self.element.cast(found.elements)
         rejected = np.zeros(len(text), np.bool_)
@@ -65,7 +65,7 @@ class Array(Codec):
             again = self._lists(text, wanted & ~rejected)
             return None if again is None else (again[0], rejected)
         counts = found.counts
-        if some is not text:
+        if present is not text:
             counts = np.zeros(len(text), np.int64)
             counts[wanted] = found.counts
         return nested(self.arrow, counts, wanted, elements.values), rejected

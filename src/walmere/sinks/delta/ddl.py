@@ -123,7 +123,7 @@ def evolve(
         change = Change(schema=schema, operation="ADD COLUMNS", parameters=parameters)
     else:
         restage = _Restage(tables, table, found.arrow_schema, schema, tuple(values))
-        staged = [file for some in run(restage, found.files) for file in some]
+        staged = [file for group in run(restage, found.files) for file in group]
         parameters = {"columns": json.dumps(schema.names, ensure_ascii=False)}
         change = Change(staged, (), mode=OVERWRITE, schema=schema, operation="REPLACE COLUMNS", parameters=parameters)
     version = try_commit(tables, table, found, change, None)

@@ -90,9 +90,9 @@ def change(tables: DeltaTables, table: TableName, version: TableVersion, parts: 
     marked: dict[str, I64] = {}
     files = {path: DataFile.from_action(version.adds[path]) for path in deleted}
     vectors.prefetch(directory, [file.vector for file in files.values()])
-    for path, some in deleted.items():
+    for path, row_numbers in deleted.items():
         file = files[path]
-        rows = np.sort(np.concatenate([file.deleted_rows(directory), *some]))
+        rows = np.sort(np.concatenate([file.deleted_rows(directory), *row_numbers]))
         rows = rows[np.append(True, np.diff(rows) > 0)]
         if len(rows) == file.rows(directory):
             removed.append(path)

@@ -73,15 +73,15 @@ def copy_into(table: Composable, names: Sequence[str]) -> Composed:
 
 def changes_of(relation: TargetRelation, net: RowNet) -> Iterator[Statement]:
     """Deletes, then updates. The rows of `net.inserts` are copied afterwards."""
-    for some in _slices(net.deletes):
-        deletes = _part(net.deletes, some)
+    for part in _slices(net.deletes):
+        deletes = _part(net.deletes, part)
         if net.counts is None:
             yield _delete(relation, deletes)
         else:
-            yield _delete_counted(relation, deletes, net.counts[some])
-    for some in _slices(net.updates):
-        masks = tuple(None if mask is None else mask[some] for mask in net.unchanged)
-        yield _update(relation, _part(net.updates, some), _part(net.update_keys, some), masks)
+            yield _delete_counted(relation, deletes, net.counts[part])
+    for part in _slices(net.updates):
+        masks = tuple(None if mask is None else mask[part] for mask in net.unchanged)
+        yield _update(relation, _part(net.updates, part), _part(net.update_keys, part), masks)
 
 
 def _slices(rows: pa.Table) -> Iterator[slice]:
@@ -90,8 +90,8 @@ def _slices(rows: pa.Table) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(rows), step))
 
 
-def _part(rows: pa.Table, some: slice) -> pa.Table:
-    return rows.slice(some.start, some.stop - some.start)
+def _part(rows: pa.Table, part: slice) -> pa.Table:
+    return rows.slice(part.start, part.stop - part.start)
 
 
 def _delete(relation: TargetRelation, keys: pa.Table) -> Statement:

@@ -129,13 +129,13 @@ class _Values:
         scalars = np.flatnonzero(kind == SCALAR)
         is_number = self._literals(scalars, header)
         number = scalars[is_number]
-        its = numbers(self.data, found.start[number], found.end[number])
-        if its.unsuitable.any():
-            raise Unsuitable(np.unique(found.document[number[its.unsuitable]]))
-        width = _number_widths(its)
+        found_numbers = numbers(self.data, found.start[number], found.end[number])
+        if found_numbers.unsuitable.any():
+            raise Unsuitable(np.unique(found.document[number[found_numbers.unsuitable]]))
+        width = _number_widths(found_numbers)
         for bytes_, type_number in _INTEGERS:
-            header[number[(its.scale < 0) & (width == bytes_)]] = type_number << 2
-        is_decimal = (its.scale >= 0) | (width == 16)
+            header[number[(found_numbers.scale < 0) & (width == bytes_)]] = type_number << 2
+        is_decimal = (found_numbers.scale >= 0) | (width == 16)
         for bytes_, type_number, _ in _DECIMALS:
             header[number[is_decimal & (width == bytes_)]] = type_number << 2
         size[number] += width + is_decimal
@@ -146,9 +146,9 @@ class _Values:
         _put(out, start[is_string[is_long]] + 1, length[is_long], 4)
         _copy(out, start[is_string] + 1 + 4 * is_long, self.strings, begin, length)
         at = start[number] + 1 + is_decimal
-        out[at[is_decimal] - 1] = np.maximum(its.scale[is_decimal], 0)
-        _put(out, at, its.low, np.minimum(width, 8))
-        _put(out, at[width == 16] + 8, its.high[width == 16].view(np.uint64), 8)
+        out[at[is_decimal] - 1] = np.maximum(found_numbers.scale[is_decimal], 0)
+        _put(out, at, found_numbers.low, np.minimum(width, 8))
+        _put(out, at[width == 16] + 8, found_numbers.high[width == 16].view(np.uint64), 8)
         nested.write(out)
         return _binary(out, nested.ends)
 
@@ -158,25 +158,25 @@ class _Values:
         letter = self.data[start]
         is_number = np.ones(len(scalars), np.bool_)
         for word, type_number in ((b"null", _NULL), (b"true", _TRUE), (b"false", _FALSE)):
-            some = np.flatnonzero(letter == word[0])
-            if (length[some] != len(word)).any():
+            places = np.flatnonzero(letter == word[0])
+            if (length[places] != len(word)).any():
                 raise NotJson
-            if (self.data[start[some][:, None] + np.arange(len(word))] != np.frombuffer(word, np.uint8)).any():
+            if (self.data[start[places][:, None] + np.arange(len(word))] != np.frombuffer(word, np.uint8)).any():
                 raise NotJson
-            header[scalars[some]] = type_number << 2
-            is_number[some] = False
+            header[scalars[places]] = type_number << 2
+            is_number[places] = False
         return is_number
 
 
-def _number_widths(its: Numbers) -> Places:
+def _number_widths(found_numbers: Numbers) -> Places:
     """How many bytes each number takes, without header and scale."""
-    width = np.full(len(its.low), 16, np.int64)
-    integer, value = (its.scale < 0) & its.is_int64, its.low.view(np.int64)
+    width = np.full(len(found_numbers.low), 16, np.int64)
+    integer, value = (found_numbers.scale < 0) & found_numbers.is_int64, found_numbers.low.view(np.int64)
     for bytes_, _ in reversed(_INTEGERS):
         limit = 1 << (8 * bytes_ - 1)
         width[integer & (value >= -limit) & (value <= limit - 1)] = bytes_
     for bytes_, _, digits in reversed(_DECIMALS[:-1]):
-        width[(its.scale >= 0) & (its.scale <= digits) & its.below(digits)] = bytes_
+        width[(found_numbers.scale >= 0) & (found_numbers.scale <= digits) & found_numbers.below(digits)] = bytes_
     return width
 
 
@@ -198,10 +198,10 @@ class _Nested:
         bounds = np.searchsorted(found.depth[order], np.arange(int(found.depth.max()) + 2))
         levels = [order[bounds[level] : bounds[level + 1]] for level in range(len(bounds) - 1)]
         for level in reversed(levels):
-            some = level[found.kind[level] >= OBJECT]
-            if len(some):
-                self._measure(some, header)
-                size[some] = self._before[some] + self._inside[some]
+            containers = level[found.kind[level] >= OBJECT]
+            if len(containers):
+                self._measure(containers, header)
+                size[containers] = self._before[containers] + self._inside[containers]
             if level is not levels[0]:
                 self._add(level, size[level])
         self.ends = np.cumsum(size[levels[0]])
@@ -211,16 +211,16 @@ class _Nested:
             parent = found.parent[level]
             self.start[level] = self.start[parent] + self._before[parent] + self._offset[level]
 
-    def _measure(self, some: Places, header: NDArray[np.uint8]) -> None:
+    def _measure(self, containers: Places, header: NDArray[np.uint8]) -> None:
         """The parts of arrays and objects whose values have known sizes."""
-        children, is_object = self._children[some], self._found.kind[some] == OBJECT
-        width = _width(self._inside[some])
-        self._offset_width[some] = width
-        ids = np.where(is_object, self._id_width[some], 0)
-        self._before[some] = 1 + self._count_width[some] + children * ids + (children + 1) * width
+        children, is_object = self._children[containers], self._found.kind[containers] == OBJECT
+        width = _width(self._inside[containers])
+        self._offset_width[containers] = width
+        ids = np.where(is_object, self._id_width[containers], 0)
+        self._before[containers] = 1 + self._count_width[containers] + children * ids + (children + 1) * width
         large = (children > 255).astype(np.int64)
-        objects = _OBJECT | (width - 1) << 2 | (self._id_width[some] - 1) << 4 | large << 6
-        header[some] = np.where(is_object, objects, _ARRAY | (width - 1) << 2 | large << 4)
+        objects = _OBJECT | (width - 1) << 2 | (self._id_width[containers] - 1) << 4 | large << 6
+        header[containers] = np.where(is_object, objects, _ARRAY | (width - 1) << 2 | large << 4)
 
     def _add(self, level: Places, size: Places) -> None:
         """Add the sizes of values to what they are in. Values in one array or object follow each other."""
@@ -233,12 +233,12 @@ class _Nested:
     def write(self, out: NDArray[np.uint8]) -> None:
         """Write the numbers of keys and the offsets."""
         found, keys = self._found, self._keys
-        some = np.flatnonzero(found.kind >= OBJECT)
-        _put(out, self.start[some] + 1, self._children[some], self._count_width[some])
+        containers = np.flatnonzero(found.kind >= OBJECT)
+        _put(out, self.start[containers] + 1, self._children[containers], self._count_width[containers])
         after_count = self.start + 1 + self._count_width
         ids = np.where(found.kind == OBJECT, self._id_width * self._children, 0)
         width = self._offset_width
-        _put(out, (after_count + ids + width * self._children)[some], self._inside[some], width[some])
+        _put(out, (after_count + ids + width * self._children)[containers], self._inside[containers], width[containers])
 
         fields = found.keyed[keys.order]
         parent = found.parent[fields]
@@ -274,8 +274,8 @@ def _put(out: Bytes, at: Places, values: NDArray[np.int64] | NDArray[np.uint64],
     if isinstance(width, int):
         width = np.full(len(at), width)
     for byte in range(int(width.max()) if len(width) else 0):
-        some = width > byte
-        out[at[some] + byte] = (values[some] >> values.dtype.type(8 * byte)).astype(np.uint8)
+        places = width > byte
+        out[at[places] + byte] = (values[places] >> values.dtype.type(8 * byte)).astype(np.uint8)
 
 
 def _copy(out: Bytes, to: Places, data: Bytes, start: Places, length: Places) -> None:
@@ -286,9 +286,9 @@ def _copy(out: Bytes, to: Places, data: Bytes, start: Places, length: Places) ->
 def _covered(size: int, start: Places, length: Places) -> Mask:
     """Which bytes are in one of these ranges."""
     steps = np.zeros(size + 1, np.int8)
-    some = length > 0
-    steps[start[some]] += 1
-    steps[(start + length)[some]] -= 1  # may be the start of the next one
+    present = length > 0
+    steps[start[present]] += 1
+    steps[(start + length)[present]] -= 1  # may be the start of the next one
     covered: Mask = np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
     return covered
 

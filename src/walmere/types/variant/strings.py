@@ -59,8 +59,8 @@ def _write(made: Bytes, keep: np.ndarray, data: Bytes, codes: Places) -> Places:
     point[:-1][pair[:-1]] = 0x10000 + ((point[:-1][pair[:-1]] & 0x3FF) << 10) + (point[1:][pair[:-1]] & 0x3FF)
     length = 1 + (point >= 0x80).astype(np.int64) + (point >= 0x800) + (point >= 0x10000)
     for size, lead in ((1, 0), (2, 0xC0), (3, 0xE0), (4, 0xF0)):
-        some = (length == size) & ~second
-        at, value = codes[some], point[some]
+        places = (length == size) & ~second
+        at, value = codes[places], point[places]
         made[at] = lead | (value >> 6 * (size - 1))
         for index in range(1, size):
             made[at + index] = 0x80 | ((value >> 6 * (size - 1 - index)) & 0x3F)

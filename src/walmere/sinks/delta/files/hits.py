@@ -61,10 +61,10 @@ def fill_carried(
     values = [taken.empty_table()]
     place = np.full(len(wanted), -1, np.int64)
     count = 0
-    needed = [(hit, some) for hit in hits if (some := wanted[hit.which]).any()]
+    needed = [(hit, is_wanted) for hit in hits if (is_wanted := wanted[hit.which]).any()]
     values += directory.map(lambda each: fetch(directory, each[0].file, taken, each[0].places[each[1]]), needed)
-    for hit, some in needed:
-        which = hit.which[some]
+    for hit, is_wanted in needed:
+        which = hit.which[is_wanted]
         place[which] = count + np.arange(len(which))
         count += len(which)
     if (place[source] < 0).any():

@@ -91,7 +91,7 @@ class TableVersion:
     def features(self) -> frozenset[str]:
         """The features that the protocol names."""
         both = (self.protocol.get("readerFeatures") or [], self.protocol.get("writerFeatures") or [])
-        return frozenset(feature for some in both for feature in some)
+        return frozenset(feature for features in both for feature in features)
 
     def then(self, version: int, actions: Iterable[Mapping[str, Any]]) -> TableVersion:
         """The table after the actions of the next commit."""
@@ -348,8 +348,8 @@ def _tombstones(removed: pa.ChunkedArray) -> list[Mapping[str, Any]]:
     if (found := columns.get("deletionVector")) is not None:
         names = [field.name for field in found.type]
         values = zip(*(column.to_pylist() for column in found.flatten()), strict=True)
-        some = (dict(zip(names, each, strict=True)) for each in values)
-        vectors = (each if each["storageType"] is not None else None for each in some)
+        described = (dict(zip(names, each, strict=True)) for each in values)
+        vectors = (each if each["storageType"] is not None else None for each in described)
     times = columns["deletionTimestamp"].to_pylist()
     return [
         {"path": path, "deletionTimestamp": time, "deletionVector": vector}
