@@ -165,32 +165,3 @@ def test_a_batch_ends_where_it_is_cut_also_between_two_transactions_of_one_segme
     assert ids(planner, config, oid, start, end) == 3
     assert planner.end_of_batch(start, 1 << 20, lambda start, _: start) == start, "it is held"
     planner.close()
-
-
-def test_a_batch_of_inserts_alone_may_be_larger(database18: Database, config: Config) -> None:
-    planner = Planner(config.changelog, wait_for_more=False)
-    start = planner.start_lsn
-    ends = []
-    for statement in (
-        "INSERT INTO t VALUES (1)",
-        "INSERT INTO t VALUES (2)",
-        "DELETE FROM t WHERE id = 1",
-        "INSERT INTO t VALUES (3)",
-        "ALTER TABLE t ADD a int; INSERT INTO t VALUES (4)",
-        "INSERT INTO t VALUES (5)",
-    ):
-        database18.execute(statement)
-        ends.append(receive_all(database18, config))
-    first, second, deleted, third, _, last = ends
-
-    def end(start: Lsn, max_insert_bytes: int) -> Lsn:
-        return planner.end_of_batch(start, 1, max_insert_bytes=max_insert_bytes)
-
-    assert end(start, 0) == end(start, 1) == first
-    assert end(start, 1 << 20) == second, "the next transaction deletes"
-    assert end(second, 1 << 20) == deleted, "it does not begin with inserts"
-    cut = planner.end_of_batch(start, 1, lambda *_: deleted, max_insert_bytes=1 << 20)
-    assert cut == second, "with the delete, it could not be divided"
-    assert end(deleted, 1 << 20) == third, "the next transaction has another definition"
-    assert end(third, 1 << 20) == last
-    planner.close()

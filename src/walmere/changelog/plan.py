@@ -14,8 +14,7 @@ A target that prepares transactions itself needs a batch to end with each PREPAR
 ROLLBACK PREPARED (`two_phase`): what comes with it is planned apart from the batch's other changes.
 
 A large batch of one table that has only inserts is divided, so that several tasks decode and write it. With updates or
-deletes, the fold needs all changes of a key in order: then `walmere.apply.parts` divides by key. A batch that has only
-inserts may be larger than others, because it needs no more memory: it has more parts of the same size.
+deletes, the fold needs all changes of a key in order: then `walmere.apply.parts` divides by key.
 """
 
 from __future__ import annotations
@@ -150,36 +149,30 @@ class Planner:
         start: Lsn,
         max_bytes: int,
         cut: Callable[[Lsn, Lsn], Lsn | None] | None = None,
-        *,
-        max_insert_bytes: int = 0,
     ) -> Lsn:
         """Where a batch from `start` should end now: at the log's end, or after about `max_bytes`.
 
         Returns `start` if there is nothing to apply, or the batch should wait for more. `cut` is called with `start`
-        and the log's end, and returns where between them the batch must end, or None. `max_insert_bytes`: a batch that
-        can be divided (see `divide`) takes what is there up to so many bytes; it does not wait for them.
+        and the log's end, and returns where between them the batch must end, or None.
         """
         self._read()
         cut_at = cut(start, self._end) if cut is not None else None
         end, size = start, 0
         newest = None
-        versions: dict[int, int] | None = {}  # by relation; None: the batch cannot be divided
         for record in self._records:
             if record.end_lsn <= start:
                 continue
-            if isinstance(record, Transactions | Transaction):
-                versions = None if versions is None else _insert_versions(record, versions)
-                if size >= max_bytes and (versions is None or size >= max_insert_bytes):
-                    break
             if cut_at is not None and record.end_lsn >= cut_at:
                 return cut_at
-            if isinstance(record, Transactions | Transaction):
-                newest = record.commit_time
-                size += sum(segment.length for segment in record.segments)
             end = max(end, record.end_lsn)
             if self._two_phase and _two_phase(record) is not None:
                 self._waited_since = self._now()
                 return end
+            if isinstance(record, Transactions | Transaction):
+                newest = record.commit_time
+                size += sum(segment.length for segment in record.segments)
+                if size >= max_bytes:
+                    break
         if size >= max_bytes:
             self._waited_since = self._now()
             return end
@@ -349,20 +342,6 @@ def references(
                     ),
                     block.relation,
                 )
-
-
-def _insert_versions(record: Transactions | Transaction, versions: dict[int, int]) -> dict[int, int] | None:
-    """The version of each relation, with those of a record; None if it has other changes or other versions.
-
-    Relation 0 has what is not of a table.
-    """
-    for segment in record.segments:
-        for block in segment.blocks:
-            if block.relation and not (
-                block.inserts and versions.setdefault(block.relation, block.version) == block.version
-            ):
-                return None
-    return versions
 
 
 def divide(refs: list[BlockRef], parts: int, min_bytes: int) -> list[list[BlockRef]]:

@@ -26,8 +26,6 @@ from walmere.subscription.target.pace import next_batch
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Bytes of the log in one batch, at most, divided over all tasks; or as many as the tasks of a large cluster need."""
-MAX_INSERT_BYTES: Final = 8 * MAX_BATCH_BYTES
-"""The same for a batch that has only inserts. Tasks take its parts one after the other, so they need no more memory."""
 MIN_TASK_BYTES: Final = 8 << 20
 """Bytes of the log per task, at least, if several tasks write one table."""
 MIN_PART_BYTES: Final = 4 << 20
@@ -46,11 +44,6 @@ def _is_partial(definition: Definition | None) -> bool:
     if definition is None:
         return False
     return definition.partial or (definition.shaping is not None and definition.shaping.soft_deletes is not None)
-
-
-def _is_whole(definition: Definition | None) -> bool:
-    """Whether one task takes all inserts of a batch."""
-    return _is_partial(definition) or (definition is not None and definition.gathered)
 
 
 class Batches:
@@ -82,7 +75,6 @@ class Batches:
         self._planner = Planner(self._log, wait_for_more=not transactional, two_phase=two_phase, until=until)
         self._turn = 0
         self._last_change: object = None
-        self._divides: tuple[object, bool] = (None, False)  # of the states at this change
 
     @property
     def _log(self) -> Path:
@@ -101,8 +93,7 @@ class Batches:
         if waits or pausing.is_paused(self._directory):
             return {"lsn": str(self._end), "turn": str(self._turn)}
         before = self._end
-        max_insert_bytes = self._max_bytes * (MAX_INSERT_BYTES // MAX_BATCH_BYTES) if self._can_divide() else 0
-        self._end = self._planner.end_of_batch(before, self._max_bytes, self._cut, max_insert_bytes=max_insert_bytes)
+        self._end = self._planner.end_of_batch(before, self._max_bytes, self._cut)
         if before == self._end and self._tables_are_behind():
             self._turn += 1  # another offset makes Spark run another batch, for these tables only
         return {"lsn": str(self._end), "turn": str(self._turn)}
@@ -110,17 +101,6 @@ class Batches:
     def _cut(self, start: Lsn, log_end: Lsn) -> Lsn | None:
         """Where a cut ends the batch. Read after the log, whose end is before the snapshot of any later cut."""
         return cuts.active(self._directory).end(start, log_end)
-
-    def _can_divide(self) -> bool:
-        """Whether the inserts of every table can be divided. Called often, as `_tables_are_behind`."""
-        if self._transactional:
-            return False
-        with contextlib.suppress(FileNotFoundError):
-            changed = Tables.changed(self._directory)
-            if changed != self._divides[0]:
-                followed = [each for each in Tables(self._directory) if each.follows]
-                self._divides = changed, not any(each.of_messages or _is_whole(each.definition) for each in followed)
-        return self._divides[1]
 
     def _tables_are_behind(self) -> bool:
         """Whether a table could catch up with the others. Called often, so it reads the states only if they changed."""
@@ -168,6 +148,7 @@ class Batches:
             gathered = len(definition.leaves) if definition is not None and definition.gathered else 0
             whole = len(versions) == 1 and not partial
             whole &= not self._transactional
+            # a transaction may have more bytes than a batch: then its tasks take several parts, one after the other
             waves = -(-sum(ref.block.length for ref in refs) // self._max_bytes)
             divided = divide(refs, waves * self._parallelism, MIN_TASK_BYTES) if whole else [refs]
             parts: list[Part | None] = [None] * len(divided)
