@@ -214,6 +214,19 @@ def test_a_heartbeat_message_comes_through(database: Database) -> None:
         assert b"walmere\0" in message
 
 
+def test_one_read_takes_all_that_has_arrived_whatever_its_size(database: Database) -> None:
+    database.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    with streaming(source_of(database)) as stream:
+        for size in range(1024, 48 << 10, 1024):
+            database.execute(f"SELECT pg_logical_emit_message(true, 'test', repeat('x', {size}))")
+            all_of_it = size + 150  # Begin, the message, Commit, with headers
+            eventually(lambda: stream._pending() >= all_of_it)  # noqa: B023
+            frames: list[memoryview] = []
+            assert stream.read(frames, 1 << 20)[1]
+            sent = [frame.data for frame in map(decode_frame, frames) if isinstance(frame, XLogData)]
+            assert letters(sent) == "BMC", f"a part of {size} bytes was left in the socket"
+
+
 def test_a_slot_that_is_missing_is_named(database: Database) -> None:
     with (
         pytest.raises(SlotMissing, match=f'"walmere_{database.name}" does not exist'),
