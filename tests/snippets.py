@@ -17,7 +17,7 @@ A comment before a block changes this: `<!-- test: … -->` with one of
     stop, stop run      background processes are ended first, as by Ctrl-C; `stop run`: only `walmere run`
     exit 1              the exit code that is expected
     on new              SQL: in the database of this host, new.example
-    repeat until TEXT   SQL: again, until its output has the text
+    repeat until TEXT   again, until its output has the text
     lose db             the server of this host, db.example, crashes first
     applied             TOML: the keys stay in walmere.toml
     not run: REASON     listed in docs/reference/snippets.md
@@ -68,6 +68,11 @@ class Block:
     def not_run(self) -> str | None:
         """Why it is not run; None: it is run."""
         return next((each.removeprefix(_NOT_RUN) for each in self.directives if each.startswith(_NOT_RUN)), None)
+
+    @property
+    def wanted(self) -> str:
+        """What its output must have, or it is repeated."""
+        return (self.argument("repeat") or "").removeprefix("until ")
 
     def argument(self, name: str) -> str | None:
         """The argument of a directive, such as `1` of `exit 1`; None: there is no such directive."""
@@ -206,26 +211,30 @@ class Reader:
             self._follows = self._follows or following
             return
         left = self._directory / "environment"
-        ended = subprocess.run(
-            ["bash", "-ec", f"trap 'env -0 > {left}; pwd > {left}.pwd' EXIT\n{script}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=self._current,
-            env=self._environment,
-            timeout=_SECONDS,
-            check=False,
-        )
-        self._output = ended.stdout
-        assert ended.returncode == int(block.argument("exit") or 0), f"{place}: {ended.returncode}\n{ended.stdout}"
+
+        def done() -> bool:
+            ended = subprocess.run(
+                ["bash", "-ec", f"trap 'env -0 > {left}; pwd > {left}.pwd' EXIT\n{script}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=self._current,
+                env=self._environment,
+                timeout=_SECONDS,
+                check=False,
+            )
+            self._output = ended.stdout
+            assert ended.returncode == int(block.argument("exit") or 0), f"{place}: {ended.returncode}\n{ended.stdout}"
+            return block.wanted in _masked(ended.stdout)
+
+        eventually(done, _SECONDS, lambda: f"{place}: {self._output}", every=0.5)
         self._environment = dict(each.split("=", 1) for each in left.read_text().split("\0") if each)
         self._current = Path((left.with_suffix(".pwd")).read_text().rstrip("\n"))
 
     def _sql(self, block: Block) -> None:
         server = self._servers.get(f"{block.argument('on')}.example") or next(iter(self._servers.values()), None)
         address = f"postgresql://postgres@127.0.0.1:{self._port}/shop" if server is None else server.dsn("shop")
-        wanted = (block.argument("repeat") or "").removeprefix("until ")
 
         def done() -> bool:
             ended = subprocess.run(
@@ -239,7 +248,7 @@ class Reader:
             )
             self._output = ended.stdout
             assert ended.returncode == 0, f"{block.page}:{block.line}: {ended.stderr}"
-            return wanted in _masked(ended.stdout)
+            return block.wanted in _masked(ended.stdout)
 
         eventually(done, _SECONDS, lambda: f"{block.page}:{block.line}: {self._output}", every=0.5)
 
