@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
+import psycopg
 import pytest
 
 from conftest import Database
@@ -21,7 +23,7 @@ from walmere.errors import (
     SourceUnavailable,
 )
 from walmere.lsn import INVALID_LSN, Lsn
-from walmere.publisher import slot
+from walmere.publisher import slot, transactions
 from walmere.publisher.connect import Connection, connect
 from walmere.publisher.stream import Stream
 from walmere.testing.server import Server
@@ -54,6 +56,25 @@ def test_a_slot_is_made_as_create_subscription_makes_it(database: Database) -> N
     assert (found.two_phase, found.failover, found.invalidation_reason) == (False, False, None)
     slot.require_usable(found, database.name)
     assert database.value("SELECT temporary FROM pg_replication_slots WHERE slot_name = %s", source.slot) is False
+
+
+def test_a_slot_that_waits_for_transactions_says_for_which_ones(
+    database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "REPORTED_WAIT", 0.1)
+    source = source_of(database)
+    database.execute("CREATE TABLE item (id int)")
+    with (
+        replicating(source) as connection,
+        ThreadPoolExecutor() as pool,
+        psycopg.connect(database.dsn) as writer,
+    ):
+        writer.execute("INSERT INTO item VALUES (1)")
+        creating = pool.submit(slot.create, connection, source)
+        eventually(lambda: f"pid {writer.info.backend_pid} of role" in caplog.text, why=lambda: caplog.text)
+        assert f"creating replication slot {source.slot}: waits for open transactions" in caplog.text
+        writer.rollback()
+        assert creating.result() > INVALID_LSN
 
 
 def test_a_slot_is_dropped(database: Database) -> None:

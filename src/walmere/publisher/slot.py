@@ -13,6 +13,7 @@ from psycopg.sql import SQL, Identifier
 from walmere.config import Source
 from walmere.errors import SlotLost, SlotUnsuitable
 from walmere.lsn import Lsn
+from walmere.publisher import transactions
 from walmere.publisher.connect import SLOT_LOST_HINT, Connection, capabilities, translate_errors
 
 
@@ -117,7 +118,10 @@ def create(connection: Connection, source: Source) -> Lsn:
     else:
         tail = "NOEXPORT_SNAPSHOT"
     command = SQL("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput " + tail).format(Identifier(source.slot))
-    with translate_errors(source, f"creating replication slot {source.slot}"):
+    with (
+        translate_errors(source, f"creating replication slot {source.slot}"),
+        transactions.reported_wait(source, source.slot),
+    ):
         row = connection.execute(command).fetchone()
         assert row is not None
         return Lsn.parse(row[1])

@@ -18,6 +18,7 @@ from psycopg.sql import Literal as SqlLiteral
 
 from walmere.config import Source
 from walmere.lsn import Lsn
+from walmere.publisher import transactions
 from walmere.publisher.connect import Connection, capabilities, connect, translate_errors
 
 
@@ -50,7 +51,10 @@ def exported(source: Source, slot: str, opened: Callable[[Connection], None] = l
         features = capabilities(connection)
         tail = "(SNAPSHOT 'export')" if features.slot_options else "EXPORT_SNAPSHOT"
         command = SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput " + tail).format(Identifier(slot))
-        with translate_errors(source, f"creating temporary replication slot {slot}"):
+        with (
+            translate_errors(source, f"creating temporary replication slot {slot}"),
+            transactions.reported_wait(source, slot),
+        ):
             row = connection.execute(command).fetchone()
             assert row is not None
         yield Snapshot(row[2], Lsn.parse(row[1]))

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Final
 
 from walmere.config import Source
+from walmere.errors import WalmereError
 from walmere.publisher.connect import connect, translate_errors
+
+_log = logging.getLogger(__name__)
+
+REPORTED_WAIT: Final = 5.0
+"""Seconds after which a slot that waits is reported."""
 
 
 def writing(source: Source, application_name: str) -> list[str]:
@@ -29,3 +39,25 @@ def writing(source: Source, application_name: str) -> list[str]:
         f"prepared transaction '{gid}' of role {owner} in database {database}, since {since}"
         for gid, owner, database, since in prepared
     ]
+
+
+@contextmanager
+def reported_wait(source: Source, slot: str) -> Iterator[None]:
+    """While the slot is created: if that takes long, log a warning that names the transactions."""
+    created = threading.Event()
+
+    def report() -> None:
+        if created.wait(REPORTED_WAIT):
+            return
+        try:
+            which = "; ".join(writing(source, slot)) or "this role cannot see which ones"
+        except WalmereError as error:
+            which = str(error)
+        if not created.is_set():
+            _log.warning("creating replication slot %s: waits for open transactions on the source: %s", slot, which)
+
+    threading.Thread(target=report, name="slot wait", daemon=True).start()
+    try:
+        yield
+    finally:
+        created.set()
