@@ -62,7 +62,7 @@ def test_what_is_refused_at_the_copy_names_the_table_and_the_way_out(
 
 
 def test_what_is_refused_in_the_stream_sets_its_table_aside_until_it_is_mended(
-    database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(copies, "RETRY_INTERVAL", 0.5)
     database = database18
@@ -85,6 +85,7 @@ def test_what_is_refused_in_the_stream_sets_its_table_aside_until_it_is_mended(
         mirror.becomes_equal("fine")
         mirror.becomes(lambda: "infinity" in errors(mirror).get("days", ""))
         mirror.becomes(lambda: "differ only in case" in errors(mirror).get("capitals", ""))
+        mirror.becomes(lambda: "s, or now with `walmere resync public.days`" in caplog.text)
         assert mirror.rows("days").total() == 1, "nothing is half applied"
         [shown] = [
             each
