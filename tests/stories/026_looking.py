@@ -19,6 +19,7 @@ from mirror import Mirror
 from processes import Here, eventually
 from receiving import receive_all
 from walmere import Subscription
+from walmere.changelog.search import ManifestSearch
 from walmere.names import TableName
 from walmere.sinks.base import Upkeep
 from walmere.sinks.delta.sink import DeltaSink
@@ -27,6 +28,7 @@ from walmere.subscription.state import copy_again
 from walmere.subscription.status import status
 from walmere.subscription.target import target_status
 from walmere.verify import point, proof
+from walmere.verify.open_transactions import Visible, boundary
 
 HEAVY = {"numpy", "pyarrow", "deltalake", "pyspark", "obstore", "psycopg2", "rich"}
 """What `walmere status --json` of a local subscription does not import: it would take longer than all the rest."""
@@ -233,6 +235,15 @@ def test_a_table_is_compared_beside_transactions_that_stay_open(
             database.execute("COMMIT PREPARED 'open'")
             mirror.becomes_equal("t")
     mirror.run_once()
+    mirror.assert_equal("t", "u", "quiet")
+
+
+def test_a_snapshot_of_a_source_that_writes_nothing_has_an_lsn(mirror: Mirror) -> None:
+    mirror.run_once()
+    with ManifestSearch(mirror.config.changelog) as log:
+        end = log.end_lsn
+    visible = Visible.parse(mirror.database.value("SELECT pg_current_snapshot()::text"))
+    assert boundary(mirror.config.changelog, end, end, visible) == end
     mirror.assert_equal("t", "u", "quiet")
 
 

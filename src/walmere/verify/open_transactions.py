@@ -91,7 +91,7 @@ def boundary(changelog: Path, start: Lsn, end: Lsn, visible: Visible) -> Lsn | N
                     last_seen = max(last_seen, commit_lsn)
                 else:
                     first_unseen = min(first_unseen, commit_lsn)
-    return first_unseen if last_seen < first_unseen else None
+    return first_unseen if last_seen <= first_unseen else None  # equal: nothing was committed in between
 
 
 def _transactions(changelog: Path, record: Transactions | Transaction) -> Iterator[tuple[Lsn, int]]:
