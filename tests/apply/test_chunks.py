@@ -19,11 +19,12 @@ from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.transaction import apply_batch
 from walmere.apply.worker import Applied
 from walmere.changelog import plan
-from walmere.changelog.plan import Blocks, Planner
+from walmere.changelog.plan import Blocks, Planner, TwoPhase
 from walmere.config import Config
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
 from walmere.names import TableName
+from walmere.sinks.postgres import prepared
 from walmere.sinks.postgres.rows import apply as staging
 from walmere.sinks.postgres.sink import PostgresSink
 
@@ -49,7 +50,7 @@ class Replica:
         self.source.execute(*transactions)
         self.end = receive_all(self.source, self.config)
 
-    def apply(self, skip: Lsn | None = None) -> list[Applied]:
+    def apply(self, skip: Lsn | None = None, two_phase: TwoPhase | None = None) -> list[Applied]:
         planner = Planner(self.config.changelog)
         oids = {self.source.value(f"SELECT '{each}'::regclass::oid::int8"): each for each in TABLES}
         made = planner.plan(dict.fromkeys(oids, self.start), planner.end_lsn)
@@ -63,8 +64,9 @@ class Replica:
             assert stored is not None
             rest: Any = (made.end_lsn, False, None, True, None, stored.version, self.start)
             blocks = Blocks(self.config.changelog, refs, versions)
-            jobs.append(ApplyJob(oid, name, shape_of(version.relation), blocks, {}, *rest))
-        return apply_batch(jobs, Batch(made.end_lsn, None, tuple(oids), skip=skip), self.sink)
+            is_prepared = two_phase is not None
+            jobs.append(ApplyJob(oid, name, shape_of(version.relation), blocks, {}, *rest, two_phase=is_prepared))
+        return apply_batch(jobs, Batch(made.end_lsn, None, tuple(oids), skip=skip, two_phase=two_phase), self.sink)
 
     def assert_equal(self) -> None:
         for each in TABLES:
@@ -251,6 +253,29 @@ def test_tables_that_are_applied_row_by_row_in_pieces_are_changed_in_order(repli
         expected += ["INSERT u", "INSERT t", *["UPDATE t"] * (i + 1), "DELETE u"]
     assert replica.target.rows("SELECT what FROM log ORDER BY n") == [(each,) for each in expected]
     assert sum(each.changes for each in results) == len(expected)
+
+
+def test_a_prepared_transaction_whose_segments_are_deleted_while_it_is_applied_waits_for_its_end(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ROLLBACK PREPARED lets the receiver delete them. Row by row, they are read again, chunk after chunk."""
+    replica.target.execute(*TRIGGER)
+    for i in range(3):
+        replica.write(f"INSERT INTO t VALUES ({i}, {i}, 't')")
+    send = staging._copy
+
+    def deleted_meanwhile(*arguments: Any) -> None:
+        send(*arguments)
+        for each in replica.config.changelog.iterdir():
+            each.unlink()
+
+    monkeypatch.setattr(staging, "_copy", deleted_meanwhile)
+    assert replica.apply(two_phase=TwoPhase("prepare", "gid", replica.start)) == []
+    assert replica.target.value("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()") == 1
+    replica.sink.finish_prepared(prepared.gid_of(replica.sink.state, "gid"), commit=False, end_lsn=replica.end)
+    assert not replica.target.rows("SELECT FROM pg_prepared_xacts WHERE database = current_database()")
+    assert not replica.target.rows("SELECT FROM t")
+    assert not replica.target.rows("SELECT FROM log")
 
 
 @pytest.mark.parametrize("fires", [False, True], ids=["by sets", "row by row"])
