@@ -62,10 +62,9 @@ class Replica:
             name = TableName("public", oids[oid])
             stored = self.sink.standing(name)
             assert stored is not None
-            rest: Any = (made.end_lsn, False, None, True, None, stored.version, self.start)
+            rest: Any = (made.end_lsn, False, None, True, None, stored.version, self.start, two_phase is not None)
             blocks = Blocks(self.config.changelog, refs, versions)
-            is_prepared = two_phase is not None
-            jobs.append(ApplyJob(oid, name, shape_of(version.relation), blocks, {}, *rest, two_phase=is_prepared))
+            jobs.append(ApplyJob(oid, name, shape_of(version.relation), blocks, {}, *rest))
         return apply_batch(jobs, Batch(made.end_lsn, None, tuple(oids), skip=skip, two_phase=two_phase), self.sink)
 
     def assert_equal(self) -> None:
