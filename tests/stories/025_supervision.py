@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -282,12 +283,13 @@ def test_a_missing_publication_or_right_is_known_before_spark_starts(
     try:
         for mirror, said in [
             (Mirror(database18, tmp_path / "a", "nothing"), "there is no publication nothing"),
-            (Mirror(database18, tmp_path / "b", user=role), "permission denied to start WAL sender"),
+            (Mirror(database18, tmp_path / "b", user=role), "to start (WAL sender|walsender)"),  # before PostgreSQL 16
         ]:
             nobody = '"spark://127.0.0.1:1"\nshared_directory = true'  # Spark would be refused
             mirror.file.write_text(mirror.file.read_text().replace('"local[2]"', nobody))
             code, _, err = here("run", "-c", mirror.file)
-            assert (code, said in err) == (1, True), err
+            assert code == 1
+            assert re.search(said, err), err
     finally:
         database18.execute(f"DROP ROLE {role}")
 
