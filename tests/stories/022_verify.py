@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -426,6 +427,12 @@ def test_the_command(mirror: Mirror, here: Here) -> None:
     assert Lsn.parse(report["lsn"])
     keys = {"name", "equal", "source_rows", "target_rows", "missing", "extra", "different", "seconds"}
     assert all(keys <= table.keys() for table in report["tables"])
+    for arguments in ((), ("--json",)):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w") as closed, contextlib.redirect_stdout(closed):
+            code, _, _ = here("verify", "-c", mirror.file, "--table", "t", *arguments)
+        assert code == 0, "the tables are equal, although nobody reads it"
     damage(mirror, "t", lambda rows: put(rows, "note", "id", 42, "secret"))
     code, said, shown = here("verify", "-c", mirror.file, "--table", "t")
     assert code == 1

@@ -59,12 +59,19 @@ def progress_display() -> Iterator[ProgressDisplay]:
         yield display
 
 
+class _Console(Console):
+    """Raises BrokenPipeError if nobody reads stdout any more. The usual one ends the process with code 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def proof(result: Proof, *, as_json: bool) -> None:
     """Print the result."""
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = _Console(highlight=False, soft_wrap=True)
     table = Table("table", "", "source", "target", "missing", "extra", "different", box=None, pad_edge=False)
     for verdict in result.tables:
         counts = (verdict.source_rows, verdict.target_rows, verdict.missing, verdict.extra, verdict.different)

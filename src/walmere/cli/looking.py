@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Annotated
 
 import typer
@@ -72,11 +73,13 @@ def verify(
             proof = subscription.verify(
                 table or (), options, wait=wait, on_progress=display.progress, on_verdict=display.verdict
             )
+        with silent_when_closed():
+            comparing.proof(proof, as_json=json)
+            sys.stdout.flush()
     except ConfigError:
         raise
     except Exception as error:  # not 1: that would say that something differs
         failures.fail(error, failures.NOT_COMPARED)
-    comparing.proof(proof, as_json=json)
     if proof.equal is not True:
         raise typer.Exit(failures.FAILED if proof.equal is False else failures.NOT_COMPARED)
 
