@@ -146,14 +146,16 @@ class CopyScheduler:
         read_rows = oid in self._sync.read_rows and not isinstance(error, SinkFull)
         longest = MAX_RETRY_INTERVAL_AFTER_READ if read_rows else MAX_RETRY_INTERVAL
         self._delay_retry(oid, now, RETRY_INTERVAL if isinstance(error, ColumnMissing) else longest)
-        _log.warning("%s%s", self.failed[oid], "" if self._once else self._next_copy(oid, error, now))
+        _log.warning("%s%s", self.failed[oid], "" if self._once else self._next_attempt(oid, error, now))
 
-    def _next_copy(self, oid: int, error: WalmereError, now: float) -> str:
-        """The rest of the hint of a refused copy."""
+    def _next_attempt(self, oid: int, error: WalmereError, now: float) -> str:
+        """When the next attempt starts, as the end of the hint of a refused one."""
         pause = span(self._retry_at[oid] - now)
         known = self._tables.get(oid)
-        at_once = "" if known is None else f", or now with `walmere resync {known.name}`"
-        return ("; " if error.hint else "\n  hint: ") + f"the next copy starts in {pause}{at_once}"
+        text = f"the next attempt starts in {pause}"
+        if known is not None and known.waits_for_copy:
+            text = f"the next copy starts in {pause}, or now with `walmere resync {known.name}`"
+        return ("; " if error.hint else "\n  hint: ") + text
 
     def _delay_retry(self, oid: int, now: float, longest: float) -> None:
         self._delay[oid] = min(2 * self._delay[oid] if oid in self._delay else RETRY_INTERVAL, longest)
