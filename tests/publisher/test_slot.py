@@ -77,6 +77,26 @@ def test_a_slot_that_waits_for_transactions_says_for_which_ones(
         assert creating.result() > INVALID_LSN
 
 
+@pytest.mark.server(version=18)
+def test_a_slot_on_a_standby_that_waits_for_its_primary_says_so(
+    private_server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "REPORTED_WAIT", 0.1)
+    database = Database(private_server)
+    database.connection.close()
+    private_server.stop()
+    (private_server.data / "standby.signal").touch()  # without a primary, it waits forever
+    private_server.start()
+    source = source_of(database)
+    with replicating(source) as connection, ThreadPoolExecutor() as pool:
+        creating = pool.submit(slot.create, connection, source)
+        eventually(lambda: "SELECT pg_log_standby_snapshot() on the primary" in caplog.text, why=lambda: caplog.text)
+        connection.cancel_safe()
+        with pytest.raises(SourceError):
+            creating.result()
+    assert "open transactions" not in caplog.text
+
+
 def test_a_slot_is_dropped(database: Database) -> None:
     source = source_of(database)
     with replicating(source) as connection:

@@ -1,4 +1,7 @@
-"""Open transactions on the source: creating a slot, and so a snapshot, waits for all that have written."""
+"""Open transactions on the source: creating a slot, and so a snapshot, waits for all that have written.
+
+On a standby, it waits until the primary writes the list of its transactions to the WAL.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,18 @@ def writing(source: Source, application_name: str) -> list[str]:
     ]
 
 
+def _awaited(source: Source, application_name: str) -> str:
+    """What a slot waits for that is being created."""
+    with (
+        closing(connect(source, application_name)) as connection,
+        translate_errors(source, "reading whether it is a standby"),
+    ):
+        [(is_standby,)] = connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
+    if is_standby:
+        return "the primary of this standby: SELECT pg_log_standby_snapshot() on the primary ends the wait"
+    return "open transactions on the source: " + ("; ".join(writing(source, application_name)) or "this role sees none")
+
+
 @contextmanager
 def reported_wait(source: Source, slot: str) -> Iterator[None]:
     """While the slot is created: if that takes long, log a warning that names the transactions."""
@@ -50,11 +65,11 @@ def reported_wait(source: Source, slot: str) -> Iterator[None]:
         if created.wait(REPORTED_WAIT):
             return
         try:
-            which = "; ".join(writing(source, slot)) or "this role cannot see which ones"
+            reason = _awaited(source, slot)
         except WalmereError as error:
-            which = str(error)
+            reason = str(error)
         if not created.is_set():
-            _log.warning("creating replication slot %s: waits for open transactions on the source: %s", slot, which)
+            _log.warning("creating replication slot %s: waits for %s", slot, reason)
 
     threading.Thread(target=report, name="slot wait", daemon=True).start()
     try:
