@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
@@ -141,9 +142,13 @@ def _is_address(url: str) -> bool:
     """Whether this is http:// or https:// with a host, and a port if there is one."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port, or of brackets
+        host, port = parts.hostname or "", parts.port
+        if is_ip := ":" in host or re.fullmatch("[0-9.]+", host) is not None:
+            ip_address(host)
+    except ValueError:  # of the port, of brackets, or of an IP address
         return False
+    valid = is_ip or re.fullmatch("[A-Za-z0-9._-]+", host) is not None
+    return parts.scheme in ("http", "https") and valid and port != 0 and re.fullmatch("[!-~]+", url) is not None
 
 
 def is_secret(name: str) -> bool:
