@@ -70,12 +70,17 @@ def test_elsewhere_than_on_a_terminal_there_are_plain_lines() -> None:
         display.progress({"applied_lsn": None, "tables": [BIG, small]})
         copied = {**small, "phase": "f", "rows_copied": 1, "copied_at": NOW}
         display.progress({"applied_lsn": None, "tables": [BIG, copied]})
+        slow = table("public.slow", "d", rows_estimated=1, copy_began=NOW - 90)
+        display.progress({"applied_lsn": None, "tables": [BIG, slow]})
+        copied = {**slow, "phase": "f", "rows_copied": 9, "copied_at": NOW}
+        display.progress({"applied_lsn": None, "tables": [BIG, copied]})
         done = table("public.big", "f", 5_000_000, copied_at=NOW + 7)
         display.progress({"applied_lsn": "0/1", "tables": [done]})
         display.progress({"applied_lsn": "0/1", "tables": [{**done, "phase": "r", "changes": 3}]})
     lines = stream.getvalue().splitlines()
     assert "public.big: 5,000,000 rows copied in 10 s, 500,000 rows/s" in lines
     assert "public.small: 1 row copied" in lines
+    assert "public.slow: 9 rows copied in 90 s" in lines
     assert lines[-1] == "1 table, 3 changes applied, up to 0/1"
     assert "\r" not in stream.getvalue()
     assert "\x1b" not in stream.getvalue()

@@ -27,6 +27,8 @@ _EVERY: Final = {Phase.DATA_SYNC: 10.0, Phase.READY: 60.0}
 """Elsewhere than on a terminal: seconds between two lines, while copies are running, and later."""
 _RATE_FROM: Final = 1000
 """Show the rate of a copy from this many rows on: below, nearly all of its time is the start of the task."""
+_TIME_FROM: Final = 10.0
+"""Show the time of a copy with fewer rows if it took this many seconds: its rows are large."""
 
 
 def copying(tables: Sequence[Report], now: float) -> str | None:
@@ -122,9 +124,9 @@ class RunDisplay:
         if began is None:
             return ""
         number, seconds = table["rows_copied"], table["copied_at"] - began
-        if number < _RATE_FROM or seconds < 1.0:
-            return ""
-        return f" in {left(seconds)}, {rows(number / seconds)} rows/s"
+        if number < _RATE_FROM:
+            return f" in {left(seconds)}" if seconds >= _TIME_FROM else ""
+        return f" in {left(seconds)}, {rows(number / seconds)} rows/s" if seconds >= 1.0 else ""
 
     def _run(self) -> None:
         while not self._ended.is_set():
