@@ -5,7 +5,7 @@
     3. Write the file.
     4. Check it as `walmere check` does. What is missing is shown with the SQL that mends it.
 
-It changes nothing at the source, unless it is told to create a publication or to grant rights.
+It changes nothing at the source, unless it is told to create a publication or to grant privileges.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _LOCAL: Final = "postgresql://localhost:5432/postgres"
 _PASSWORD: Final = "WALMERE_SOURCE__PASSWORD"  # noqa: S105  its name
 _TARGET_PASSWORD: Final = "WALMERE_TARGET__PASSWORD"  # noqa: S105
 _GRANT: Final = re.compile(r"(GRANT [^;]+|ALTER ROLE \S+ (REPLICATION|BYPASSRLS));\Z")
-"""Of the fixes of `check`: those that only give the role a right."""
+"""Of the fixes of `check`: those that only give the role a privilege."""
 
 Dsn = Annotated[str | None, typer.Argument(metavar="DSN", help="The source: postgresql://repl@host:5432/database")]
 Names = Annotated[list[str] | None, typer.Option("--publication", help="A publication. Repeatable.")]
 Create = Annotated[bool, typer.Option("--create-publication", help="Create it: for --table, or for all tables.")]
 Tables = Annotated[list[str] | None, typer.Option("--table", help="A table of the new publication. Repeatable.")]
-Grant = Annotated[bool, typer.Option("--grant", help="Give the role of DSN the rights that it lacks.")]
+Grant = Annotated[bool, typer.Option("--grant", help="Give the role of DSN the privileges that it lacks.")]
 Admin = Annotated[str | None, typer.Option(metavar="DSN", help="Create and grant over this connection, not DSN.")]
 
 
@@ -96,7 +96,7 @@ def init(
     asker.say(f"\nwrote {config}\n")
     findings = walmere.Subscription(config).check()
     if grants := _grants(findings):
-        asker.say("The role lacks rights:\n" + "\n".join(f"  {each}" for each in grants))
+        asker.say("The role lacks privileges:\n" + "\n".join(f"  {each}" for each in grants))
         if grant or asker.yes("Grant them now?", default=False):
             publications.execute(grants)
             findings = walmere.Subscription(config).check()
@@ -150,7 +150,7 @@ def _without_password(source: Source, dsn: str, variable: str) -> str:
 
 
 def _grants(findings: list[Finding]) -> list[str]:
-    """The statements that give the role the rights that it lacks."""
+    """The statements that give the role the privileges that it lacks."""
     return [each.fix for each in findings if each.level == "problem" and _GRANT.match(each.fix)]
 
 

@@ -89,7 +89,7 @@ class History:
         """
         before = list(self.entries())
         after = [
-            replace(entry, versions={name: version for name, version in entry.versions.items() if name != table})
+            replace(entry, versions={name: kept for name, kept in entry.versions.items() if name != table})
             if entry.versions.get(table, -1) > version or (table in entry.versions and entry.lsn > lsn)
             else entry
             for entry in before

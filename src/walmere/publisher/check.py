@@ -6,7 +6,7 @@ returns the text for the case that there is no finding. Each finding has a fix, 
 where a person must decide, a comment that begins with `--`. The checks change nothing on the server.
 
 Where a try is harmless, it replaces a look at the catalogs: whether a role may replicate is found by opening a
-replication connection. On managed services, a role may have this right by membership in another role, without the
+replication connection. On managed services, a role may have this privilege by membership in another role, without the
 REPLICATION attribute.
 
 A check that cannot run, because the role may not read a catalog, is a warning, and the other checks go on. Only a
@@ -185,5 +185,5 @@ def _grant(connection: Connection, error: SourceError) -> str:
     match = re.search(r"permission denied for (function|table|view) (\S+)", error.wrong)
     if match is None:
         return ""
-    right = "EXECUTE ON FUNCTION" if match[1] == "function" else "SELECT ON"
-    return f"GRANT {right} pg_catalog.{match[2]} TO {role_name(connection)};"
+    privilege = "EXECUTE ON FUNCTION" if match[1] == "function" else "SELECT ON"
+    return f"GRANT {privilege} pg_catalog.{match[2]} TO {role_name(connection)};"

@@ -28,7 +28,7 @@ from walmere.publisher.connect import Connection, capabilities, error_of, transl
 
 _KEEPALIVE_LENGTH: Final = 18  # of 'k'; XLogData is always longer
 _READ_AGAIN: Final = 8192  # bytes in the socket; libpq reads about twice as many at once
-_MAX_RESTS: Final = 2  # reads of fewer bytes, one after the other: while the server is sending, there is always a rest
+_MAX_SHORT_READS: Final = 2  # of fewer bytes, one after the other: a server that is sending always leaves some
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,12 @@ class Stream:
     def read(self, frames: list[memoryview], limit: int) -> tuple[int, bool]:
         """Move what has arrived to `frames`, about `limit` bytes at most. Returns how many, and if that was all.
 
-        A small rest is read, too: the kernel frees the memory of a packet when all of it is read. If a rest stays, the
-        receive buffer can be full although nearly everything was read, and the server cannot send until the next read.
+        A few remaining bytes are read, too: the kernel frees the memory of a packet when all of it is read. If some
+        stay, the receive buffer can be full although nearly everything was read, and the server cannot send until the
+        next read.
         """
         get, consume, append = self._pgconn.get_copy_data, self._pgconn.consume_input, frames.append
-        total = rests = 0
+        total = short_reads = 0
         collects = gc.isenabled()
         gc.disable()  # thousands of new objects, none in a cycle: looking for garbage would take half of the time
         try:
@@ -107,8 +108,8 @@ class Stream:
                     pending = self._pending()
                     if pending:
                         self.heard = time.monotonic()  # a part of a message counts too
-                    rests = rests + 1 if pending < _READ_AGAIN else 0
-                    if rests > _MAX_RESTS or (rests > 1 and not pending):
+                    short_reads = short_reads + 1 if pending < _READ_AGAIN else 0
+                    if short_reads > _MAX_SHORT_READS or (short_reads > 1 and not pending):
                         return total, True
                     consume()
                 elif length > 0:

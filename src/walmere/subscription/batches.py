@@ -149,8 +149,8 @@ class Batches:
             whole = len(versions) == 1 and not partial
             whole &= not self._transactional
             # a transaction may have more bytes than a batch: then its tasks take several parts, one after the other
-            waves = -(-sum(ref.block.length for ref in refs) // self._max_bytes)
-            divided = divide(refs, waves * self._parallelism, MIN_TASK_BYTES) if whole else [refs]
+            rounds = -(-sum(ref.block.length for ref in refs) // self._max_bytes)
+            divided = divide(refs, rounds * self._parallelism, MIN_TASK_BYTES) if whole else [refs]
             parts: list[Part | None] = [None] * len(divided)
             if len(divided) == 1 and len(versions) == 1 and self._spread and is_keyed:
                 parts = self._parts(refs)

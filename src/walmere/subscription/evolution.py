@@ -61,20 +61,20 @@ def in_place(
     fields: list[tuple[str, pa.DataType]] = []
     values: list[str | pa.Scalar] = []
     for column in new.columns:
-        target = wanted.get(column.name)
-        if target is None:
+        codec = wanted.get(column.name)
+        if codec is None:
             continue  # it is dropped
-        fields.append((column.name, target.arrow))
+        fields.append((column.name, codec.arrow))
         known = before.get(column.attnum)
         if known is not None:
-            if not _same_values(known, column, had[known.name].arrow, target.arrow):
+            if not _same_values(known, column, had[known.name].arrow, codec.arrow):
                 return None
             values.append(known.name)
         elif column.attnum <= old.natts or new.leaves:
             return None  # each partition has its own missing value
         else:
             text = missing.get(column.attnum)
-            cast = target.cast(pa.chunked_array([pa.array([None if text is None else text.encode()], pa.binary())]))
+            cast = codec.cast(pa.chunked_array([pa.array([None if text is None else text.encode()], pa.binary())]))
             if cast.rejected is not None and cast.rejected.any():
                 return None
             [value] = cast.values

@@ -268,7 +268,9 @@ class TableSync:
             wrong = error if isinstance(error, WalmereError) else WalmereError(f"copying {known.name}", repr(error))
             stopping = self._stopping.is_set()
             text = None if stopping else str(wrong)
-            self._tables.change({oid: lambda now: state.copy_failed(now, text) if now.table == known.table else now})
+            self._tables.change(
+                {oid: lambda current: state.copy_failed(current, text) if current.table == known.table else current}
+            )
             if not (wrong.transient or stopping):
                 raise wrong from error
 

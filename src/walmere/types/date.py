@@ -64,7 +64,7 @@ class Date(Codec):
 
     def _unusual(self, text: pa.Array, rejected: Mask) -> Cast:  # noqa: ARG002
         """Handle values that Arrow refuses for another reason than the range."""
-        raise self.malformed(text, lambda values: parsed(values, self.arrow))
+        raise self.malformed(text, lambda part: parsed(part, self.arrow))
 
     def _inside(self, values: pa.Array, rejected: Mask) -> Cast:
         """Reject values that Arrow parsed but that are outside the range."""
@@ -96,7 +96,7 @@ class TimestampTz(Timestamp):
         odd = ~matching(text, rf"^\d{{4}}-\d\d-\d\d{_TIME}[+-]\d\d(?::?\d\d)?$") & as_mask(text.is_valid())
         values = parsed(without(text, odd), self.arrow)
         if values is None:
-            raise self.malformed(without(text, odd), lambda values: parsed(values, self.arrow))
+            raise self.malformed(without(text, odd), lambda part: parsed(part, self.arrow))
         micros = np.zeros(len(text), np.int64)
         for index in np.flatnonzero(odd):
             in_utc = _utc_us(text[int(index)].as_py().decode("ascii", "replace"))

@@ -379,10 +379,10 @@ def source_types(
     """What has to be known of each column that the target has."""
     by_name = {each.name: each for each in columns}
     found = []
-    for name, target in zip(made.names, made.codecs, strict=True):
+    for name, made_codec in zip(made.names, made.codecs, strict=True):
         column = by_name[name]
-        kind, usual = target.arrow, codec(column.type_oid, column.typmod, types).arrow
-        if target.hides:
+        kind, usual = made_codec.arrow, codec(column.type_oid, column.typmod, types).arrow
+        if made_codec.hides:
             found.append(SourceType(masked=True, shaped=True))
         elif kind == usual:
             found.append(source_type(column.type_oid, types))

@@ -40,7 +40,7 @@ def scan(tables: DeltaTables, table: TableName, version: int, at_least: int) -> 
     size = min(SCAN_BYTES, sum(file.size for file in files) // at_least)
     pieces = bins(files, lambda file: file.size, size)
     rows = count(directory, files)
-    return TableScan(schema, rows, [FilePiece(table, schema, tuple(files)) for files in pieces])
+    return TableScan(schema, rows, [FilePiece(table, schema, tuple(piece)) for piece in pieces])
 
 
 def read(tables: DeltaTables, piece: FilePiece, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
