@@ -97,6 +97,7 @@ def racer(pickled: bytes, gate: Any, out: Any) -> None:
             out.put((number, str(error)))
 
 
+@pytest.mark.long
 def test_four_processes_that_apply_one_batch_at_once_have_one_effect(sink: DeltaSink) -> None:
     begin(sink, rows(*range(20)), rows(*range(20, KEYS)), rows(*range(1000, 1000 + ROUNDS)))
     first = sink.version(TABLE)

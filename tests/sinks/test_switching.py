@@ -150,6 +150,7 @@ def test_upkeep_switches_vectors_off_only_when_no_file_has_one(sink: DeltaSink) 
     assert content(sink) == [(2, "x"), (3, "x"), (5, "x"), (6, "x")]
 
 
+@pytest.mark.long
 def test_a_table_switches_between_processes_that_are_running_and_new_ones(sink: DeltaSink, tmp_path: Path) -> None:
     """The running process has the table, its protocol and its indexes open; the other one writes in between."""
     script = tmp_path / "other.py"

@@ -171,7 +171,7 @@ def test_rows_that_a_deletion_vector_has_deleted_stay_so(
     "limits",
     [
         {},
-        {"_MAX_ROWS": 3},
+        pytest.param({"_MAX_ROWS": 3}, marks=pytest.mark.long),
         pytest.param({"_MAX_FILES": 2}, marks=pytest.mark.long),
         pytest.param({"_LARGE_BYTES": 1}, marks=pytest.mark.long),
         {"_LARGE_BYTES": 1, "_MAX_LARGE": 2},

@@ -106,10 +106,23 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def answers(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a driver found with different interpreters on the executors."""
-    private = tmp_path_factory.mktemp("private")
-    private.chmod(0o700)
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of the driver."""
+    directory = tmp_path_factory.mktemp("private")
+    directory.chmod(0o700)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def answers(cluster: Cluster, private: Path) -> dict[str, Any]:
+    """What a driver found with the executors' own Python."""
+    given = {"settings": cluster.settings, "pythons": {"own": "python3"}, "theirs": True}
+    return drive(cluster, given, private)
+
+
+@pytest.fixture(scope="module")
+def answers_of_others(cluster: Cluster, private: Path) -> dict[str, Any]:
+    """What a driver found with other interpreters on the executors."""
     other = cluster.environment.without(cluster.directory / "other", "walmere")
     copy = other.packages / "walmere"
     copy.mkdir()
@@ -123,25 +136,18 @@ def answers(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[
             file.add(cluster.environment.directory / name, name, filter=_without_our_package)
         file.add(cluster.environment.packages / "walmere", f"lib/{PYTHON}/site-packages/walmere")
     pythons = {
-        "own": "python3",
         "archive": "./environment/bin/python3",
         "missing": "/nonexistent/python",
         "without Walmere": cluster.environment.without(cluster.directory / "without", "walmere").python,
         "other version": other.python,
     }
-    given = {
-        "master": cluster.url,
-        "settings": {**cluster.settings, "spark.archives": f"{archive}#environment"},
-        "log": private / "spark.log",
-        "private": private,
-        "pythons": pythons,
-        "theirs": True,
-    }
-    return drive(cluster, given, private)
+    settings = {**cluster.settings, "spark.archives": f"{archive}#environment"}
+    return drive(cluster, {"settings": settings, "pythons": pythons, "theirs": False}, private)
 
 
 def drive(cluster: Cluster, given: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Run a driver. Returns what it found with each Python."""
+    given = {"master": cluster.url, "log": directory / "spark.log", "private": directory, **given}
     command = [sys.executable, "-c", DRIVER, json.dumps(given, default=str)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, cwd=directory)
     assert done.returncode == 0, f"{done.stderr}\n{cluster.log()}"
@@ -159,9 +165,10 @@ def test_tasks_run_on_all_workers_with_the_executors_own_python(cluster: Cluster
     assert {(task["uid"], task["readable"]) for task in tasks} == {(cluster.account.pw_uid, False)}
 
 
-def test_an_archive_has_the_python_of_the_tasks(cluster: Cluster, answers: dict[str, Any]) -> None:
-    assert answers["archive"]["checked"] is None
-    pythons = {Path(task["python"]) for task in answers["archive"]["tasks"]}
+@pytest.mark.long
+def test_an_archive_has_the_python_of_the_tasks(cluster: Cluster, answers_of_others: dict[str, Any]) -> None:
+    assert answers_of_others["archive"]["checked"] is None
+    pythons = {Path(task["python"]) for task in answers_of_others["archive"]["tasks"]}
     assert {python.parents[4] for python in pythons} == {worker.directory for worker in cluster.workers}
     assert {python.parent.parent.name for python in pythons} == {"environment"}
 
@@ -175,6 +182,7 @@ def test_a_job_that_fails_is_cancelled_and_a_job_of_somebody_else_is_not(answers
     assert answers["theirs"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["checked", "tasks"])
 @pytest.mark.parametrize(
     ("which", "text"),
@@ -185,9 +193,9 @@ def test_a_job_that_fails_is_cancelled_and_a_job_of_somebody_else_is_not(answers
     ],
 )
 def test_an_executor_that_cannot_run_our_tasks_is_refused(
-    answers: dict[str, Any], which: str, when: str, text: str
+    answers_of_others: dict[str, Any], which: str, when: str, text: str
 ) -> None:
-    answer = answers[which][when]
+    answer = answers_of_others[which][when]
     assert answer["error"] == "ExecutorUnsuitable"
     assert text in answer["text"]
     assert "hint: " in answer["text"]
@@ -216,14 +224,8 @@ def test_an_environment_that_venv_pack_has_packed_runs_our_tasks(cluster: Cluste
     pack = (venv / "bin" / "python", "-m", "venv_pack", "--compress-level", "1")
     run(*pack, "--prefix", venv, "--output", archive, **cluster.environment.variables)
     shutil.rmtree(venv)
-    given = {
-        "master": cluster.url,
-        "settings": {**cluster.settings, "spark.archives": f"{archive}#environment"},
-        "log": tmp_path / "spark.log",
-        "private": tmp_path,
-        "pythons": {"packed": "./environment/bin/python"},
-        "theirs": False,
-    }
+    settings = {**cluster.settings, "spark.archives": f"{archive}#environment"}
+    given = {"settings": settings, "pythons": {"packed": "./environment/bin/python"}, "theirs": False}
     packed = drive(cluster, given, tmp_path)["packed"]
     assert packed["checked"] is None
     for task in packed["tasks"]:

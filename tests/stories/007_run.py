@@ -399,6 +399,7 @@ def test_a_copy_whose_backend_is_terminated_is_tried_again_and_doubles_nothing(
 WAITING = "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'CREATE_REPLICATION_SLOT%TEMPORARY%'"
 
 
+@pytest.mark.long
 def test_a_copy_whose_connection_is_cut_is_made_in_the_same_run(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub")
@@ -486,6 +487,7 @@ class TooSlow:
         return RuntimeError("Python worker failed to connect back.")
 
 
+@pytest.mark.long
 def test_a_query_that_spark_had_no_patience_with_is_started_again(database18: Database, tmp_path: Path) -> None:
     database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
     mirror = Mirror(database18, tmp_path)

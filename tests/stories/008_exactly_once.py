@@ -483,6 +483,7 @@ def test_rejects_are_counted_once_however_often_their_task_is_tried(database18: 
     assert [table.rejects for table in mirror.tables()] == [1]
 
 
+@pytest.mark.long
 def test_the_rejects_of_a_copy_that_was_cut_off_are_not_kept_twice(database18: Database, tmp_path: Path) -> None:
     database = database18
     database.execute(

@@ -266,6 +266,7 @@ def test_an_index_as_identity_is_its_key_columns_and_no_others(database18: Datab
     ]
 
 
+@pytest.mark.long
 def test_of_equal_rows_as_many_go_as_went(database18: Database, tmp_path: Path) -> None:
     """REPLICA IDENTITY FULL without a key: the table is a multiset, and NULLs are equal."""
     database = database18

@@ -31,6 +31,7 @@ def out_of_line(database: Database, table: str) -> int:
     return int(database.value(f"SELECT count(DISTINCT chunk_id) FROM {toast}"))
 
 
+@pytest.mark.long
 def test_values_are_left_alone_over_many_updates_and_many_runs(database18: Database, tmp_path: Path) -> None:
     database = database18
     create(database)

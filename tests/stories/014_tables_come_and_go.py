@@ -54,6 +54,7 @@ def test_a_table_that_is_added_is_synced_without_a_restart_and_the_others_do_not
     assert all(each.published for each in mirror.tables())
 
 
+@pytest.mark.long
 def test_changes_that_committed_before_a_table_left_the_publication_are_applied(
     database18: Database, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_in_a_cascade_the_last_one_sees_what_the_middle_one_received_unless_it_a
         middle.execute("DROP SUBSCRIPTION sub")
 
 
+@pytest.mark.long
 @SINCE
 def test_with_none_a_change_of_our_own_may_meet_what_replication_did(database18: Database, tmp_path: Path) -> None:
     """A native subscriber skips update_missing, and stops at insert_exists. Here the row is as the source has it."""

@@ -145,6 +145,7 @@ def test_the_first_run_ends_with_all_tables_at_one_point(database18: Database, t
     mirror.assert_equal(*TABLES)
 
 
+@pytest.mark.long
 def test_what_is_published_is_what_the_ledger_has_and_a_run_puts_it_right(database18: Database, tmp_path: Path) -> None:
     database = database18
     mirror = begin(database, tmp_path)

@@ -262,6 +262,7 @@ def test_a_multiset_has_no_keys_but_is_compared_all_the_same(mirror: Mirror) -> 
     assert all(row.key == {} and (row.source or row.target) for row in found.examples)
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "row filters and column lists")
 def test_only_what_is_published_is_compared(database_under_test: Database, tmp_path: Path) -> None:
     database_under_test.execute(
@@ -325,6 +326,7 @@ def test_it_can_be_interrupted_while_it_waits_for_a_transaction(mirror: Mirror) 
     assert verdict(mirror, "t").equal
 
 
+@pytest.mark.long
 def test_rejects_are_null_on_both_sides_and_must_be_recorded(mirror: Mirror) -> None:
     database = mirror.database
     database.execute(

@@ -112,6 +112,7 @@ def test_every_combination_of_the_identities_of_root_and_leaves_is_mirrored_or_r
     mirror.assert_equal(*updated)
 
 
+@pytest.mark.long
 def test_a_leaf_that_gets_another_identity_is_noticed(database18: Database, tmp_path: Path) -> None:
     database = database18
     create(database, "t", "key", "inherited")

@@ -115,6 +115,7 @@ def test_another_subscription_is_refused_before_anything_is_written_and_may_take
         neighbour.drop()
 
 
+@pytest.mark.long
 def test_a_table_without_an_owner_is_adopted_and_a_subscription_begun_anew_is_the_same_owner(
     database18: Database, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def small_disk(directory: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", directory], check=True)
 
 
+@pytest.mark.long
 def test_a_frozen_source_is_noticed_within_the_timeout_and_received_from_when_it_answers_again(
     database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_frozen_source_is_noticed_within_the_timeout_and_received_from_when_it
     assert said, caplog.text
 
 
+@pytest.mark.long
 def test_a_copy_from_a_frozen_source_ends_and_one_that_is_only_slow_does_not(
     database18: Database, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_copy_from_a_frozen_source_is_begun_anew(database18: Database, tmp_pat
             mirror.becomes_equal("t")
 
 
+@pytest.mark.long
 def test_a_query_of_a_frozen_source_ends_and_one_that_only_takes_long_does_not(
     database18: Database, tmp_path: Path, here: Here
 ) -> None:

@@ -134,6 +134,7 @@ def by_replay(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
         return Subscription(mirror.file).status()
 
 
+@pytest.mark.long
 def test_a_table_that_waits_for_a_new_copy_is_behind_whatever_the_others_have_applied(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +216,7 @@ def test_a_table_that_is_rewritten_locked_or_refused_is_not_compared_and_not_cal
     mirror.assert_equal("t", "u", "quiet")
 
 
+@pytest.mark.long
 def test_a_table_is_compared_beside_transactions_that_stay_open(
     mirror: Mirror, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def problems(mirror: Mirror) -> dict[str, Finding]:
     return {each.name: each for each in Subscription(mirror.file).check() if each.level is Level.PROBLEM}
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "column lists")
 def test_different_column_lists_are_refused_by_name_and_the_way_out_leads_out(
     database_under_test: Database, tmp_path: Path, here: Here

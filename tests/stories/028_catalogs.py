@@ -74,6 +74,7 @@ def test_columns_are_altered_without_a_row_and_the_table_has_them_within_seconds
     mirror.assert_equal("added", "dropped", "renamed", "several")
 
 
+@pytest.mark.long
 def test_rows_that_were_written_while_a_table_was_unlogged_or_a_partition_detached_are_there(
     database18: Database, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_table_that_is_locked_for_long_does_not_keep_the_others_from_following
         mirror.becomes_equal("held", "free")
 
 
+@pytest.mark.long
 def test_a_copy_that_does_not_help_waits_until_the_table_is_altered_or_somebody_asks(
     database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here
 ) -> None:

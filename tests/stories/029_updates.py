@@ -52,6 +52,7 @@ def test_an_update_of_some_rows_rewrites_no_file(database18: Database, tmp_path:
         mirror.delta("t").to_pyarrow_table()
 
 
+@pytest.mark.long
 def test_a_large_batch_is_divided_by_key_unless_a_key_changes(database18: Database, tmp_path: Path) -> None:
     database18.execute(
         "CREATE TABLE t (id bigint PRIMARY KEY, n int, note text)",
@@ -112,6 +113,7 @@ def test_upkeep_rewrites_files_while_changes_arrive_and_points_stay_readable(
     mirror.assert_equal("t")
 
 
+@pytest.mark.long
 def test_a_table_is_switched_to_rewriting_and_back_in_place(database18: Database, tmp_path: Path) -> None:
     database18.execute(
         "CREATE TABLE t (id bigint PRIMARY KEY, n int, at timestamp)",

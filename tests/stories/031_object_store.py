@@ -235,12 +235,13 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_made(
     assert list(open_store(bucket.url, bucket.options).list()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault",
     [
         pytest.param(lambda: Faulty(10, Refuse, 0.02, reads=True), id="slow, and one in ten refused"),
-        pytest.param(lambda: Faulty(10, LoseAnswer), id="lost", marks=pytest.mark.long),
-        pytest.param(lambda: Faulty(15, lambda: AnswerLate(2.5)), id="late", marks=pytest.mark.long),
+        pytest.param(lambda: Faulty(10, LoseAnswer), id="lost"),
+        pytest.param(lambda: Faulty(15, lambda: AnswerLate(2.5)), id="late"),
     ],
 )
 def test_a_store_that_fails_loses_answers_or_is_slow_loses_and_doubles_nothing(

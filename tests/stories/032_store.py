@@ -308,7 +308,7 @@ def test_a_driver_follows_a_receiver_on_another_machine(
     third = StoredMirror(database, tmp_path, bucket, "third")
     with running("receive", "-c", near.file, output=tmp_path / "receive.log"):
         eventually(database.streaming)
-        with MixedLoad(database, 11, writers=2):
+        with MixedLoad(database, 11, writers=2, pause=0.3):  # a TRUNCATE during a copy makes it start again
             made = launcher(far.config, far.file, receives=False)
             failures: list[BaseException] = []
 

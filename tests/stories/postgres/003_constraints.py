@@ -264,6 +264,7 @@ def test_generated_and_identity_columns_of_the_subscriber(both: SideBySide) -> N
     assert both.rows("SELECT * FROM g ORDER BY id") == [(1, 10, 20), (3, 30, 60), (102, 2, 4)]
 
 
+@pytest.mark.long
 def test_values_may_be_swapped_between_rows_of_a_unique_column(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)")
     both.source("INSERT INTO t SELECT i, i, 'v' FROM generate_series(1, 6) i", "CREATE PUBLICATION pub FOR TABLE t")

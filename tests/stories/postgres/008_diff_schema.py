@@ -8,6 +8,7 @@ from side_by_side import SideBySide
 from walmere.errors import SinkMismatch
 
 
+@pytest.mark.long
 def test_other_order_and_types_of_columns_and_more_columns_that_keep_local_values(both: SideBySide) -> None:
     both.source(
         "CREATE TABLE t (a int PRIMARY KEY, b varchar, n numeric, j json)",

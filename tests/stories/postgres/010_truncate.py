@@ -73,6 +73,7 @@ def test_truncate_is_left_out_if_not_published_and_for_tables_that_are_not_publi
     assert both.value("SELECT count(*) FROM without") == 0
 
 
+@pytest.mark.long
 def test_tables_with_foreign_keys_are_truncated_together(both: SideBySide) -> None:
     both.everywhere(
         "CREATE TABLE parent (id int PRIMARY KEY)",
