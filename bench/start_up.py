@@ -35,14 +35,16 @@ began = float(sys.argv[2])
 import walmere
 from pyspark.sql import SparkSession
 marks = [("Python imports", time.time())]
-builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-if sys.argv[3]:
-    builder = builder.config("spark.driver.extraJavaOptions", sys.argv[3])
-spark = builder.getOrCreate()
+if sys.argv[3] == "ours":
+    spark = walmere.session("local[2]")
+else:
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    if sys.argv[3]:
+        builder = builder.config("spark.driver.extraJavaOptions", sys.argv[3])
+    spark = builder.getOrCreate()
+    walmere.register(spark)
 spark.sparkContext.setLogLevel("ERROR")
-marks.append(("JVM and session", time.time()))
-walmere.register(spark)
-marks.append(("register: Spark looks up data sources", time.time()))
+marks.append(("JVM and session; Spark looks up data sources", time.time()))
 stream = spark.readStream.format("pgoutput").option("directory", sys.argv[1]).option("table", "t0").load()
 marks.append(("load: the columns", time.time()))
 rows = []

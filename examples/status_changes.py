@@ -65,9 +65,8 @@ with (
     shop.execute("ALTER TABLE orders REPLICA IDENTITY FULL")  # an UPDATE then comes with all of the old row
     shop.execute("CREATE PUBLICATION shop FOR TABLE orders")
 
-    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    session = walmere.session("local[2]")
     session.sparkContext.setLogLevel("ERROR")
-    walmere.register(session)
 
     run(session, server.dsn(), place)  # makes the slot: changes from here on
     shop.execute("INSERT INTO orders VALUES (1, 'new', 10), (2, 'new', 20)")

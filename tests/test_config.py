@@ -312,10 +312,10 @@ def test_the_options_of_an_object_store(tmp_path: Path) -> None:
     wrong = refusal(tmp_path, STORED + "[storage]\noptions = {regoin = 'x'}")
     assert "storage: regoin is not an option of s3://bucket" in wrong
     assert "storage.timeout" in refusal(tmp_path, STORED + "[storage]\ntimeout = 0")
-    wrong_addresses = ("localhost:9000", "http://", "http://h:x", "http://[::1", "ftp://h", "http://h:99999")
+    addresses = ["localhost:9000", "http://", "http://h:x", "http://[::1", "ftp://h", "http://h:99999"]
     # obstore would panic
-    wrong_addresses += (" http://h:9000", "http://a b:1", "http://a%00", "http://1.2.3.4.5", "http://a^b")
-    for address in wrong_addresses:
+    addresses += [" http://h:9000", "http://a b:1", "http://a%00", "http://1.2.3.4.5", "http://a^b"]
+    for address in addresses:
         wrong = refusal(tmp_path, STORED + f"[storage]\nendpoint = '{address}'")
         assert "endpoint is not the address of a server" in wrong, address
 

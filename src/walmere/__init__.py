@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from walmere.api import Subscription
     from walmere.reads.lake import Lake, Point, lake, read
     from walmere.source.format import register
+    from walmere.source.session import session
 
 __all__ = [
     "Lake",
@@ -28,6 +29,7 @@ __all__ = [
     "pgoutput",
     "read",
     "register",
+    "session",
 ]
 
 _LATER = {
@@ -37,6 +39,7 @@ _LATER = {
     "lake": "reads.lake",
     "read": "reads.lake",
     "register": "source.format",
+    "session": "source.session",
 }
 """The modules of the names that need more than the standard library."""
 

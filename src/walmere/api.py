@@ -120,7 +120,7 @@ class Subscription:
         from walmere.subscription.checks.subscriber import check
 
         def require_java() -> None:
-            from walmere.spark.session import require_java
+            from walmere.spark.jvm import require_java
 
             require_java()
 

@@ -19,8 +19,9 @@ from walmere.shaping.rules import TableRules
 from walmere.spark.apply_query import Apply, OnBatch, OnBatchEnd
 from walmere.spark.executors import require_suitable
 from walmere.spark.interpreters import is_local
+from walmere.spark.jvm import require_alive, require_java
 from walmere.spark.late_session import LateSession
-from walmere.spark.session import master_of, require_alive, require_java, session
+from walmere.spark.session import master_of, session
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription.checks.cluster import require_shared
 from walmere.subscription.copy_progress import CopyProgress, RunningCopies

@@ -1,6 +1,9 @@
-"""Numbers for people: bytes, times, rows."""
+"""Numbers for people: bytes, times, rows, exit codes."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from signal import Signals
 
 
 def size(count: int | None) -> str:
@@ -34,3 +37,12 @@ def counted(count: int, what: str) -> str:
 def left(count: float) -> str:
     """Seconds, as people say them."""
     return f"{count:.0f} s" if count < 120 else span(count)
+
+
+def how_it_ended(code: int) -> str:
+    """The exit code of a process, as Python has it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was ended by signal {-code} ({Signals(-code).name})"
+    return f"was ended by signal {-code}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from walmere.spark import class_data
-from walmere.spark.session import require_java
+from walmere.spark.jvm import require_java
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,8 @@ def test_warm_makes_an_archive_once_and_sessions_load_their_classes_from_it(cach
     assert made == [class_data.archive(require_java())] * 2
     assert sorted(each.name for each in cache.iterdir()) == sorted(["lock", made[0].name])
     code = (
-        "from walmere.spark.session import JVM_OPTIONS, require_java, session\n"
+        "from walmere.spark.jvm import JVM_OPTIONS, require_java\n"
+        "from walmere.spark.session import session\n"
         "from walmere.spark import class_data\n"
         "log = '-Xlog:class+load:stdout'\n"
         "options = f'{JVM_OPTIONS} {class_data.options(require_java())} {log}'\n"

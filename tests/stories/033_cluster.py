@@ -481,3 +481,54 @@ def test_in_a_session_of_somebody_else_only_our_own_jobs_are_cancelled(
     assert set(whose.values()) == {"theirs", *(f"walmere-{job}" for job in ("check", "copy", "apply", "verify"))}
     cancelled = {whose[job] for job, result in results.items() if result != "JobSucceeded"}
     assert cancelled == {"walmere-copy"}
+
+
+PROGRAM = """
+import json, sys
+import walmere
+
+given = json.loads(sys.argv[1])
+spark = walmere.session(given["master"], given["settings"])
+item = spark.read.format("pgoutput").option("table", "item").load(given["directory"])
+read = {"batch": item.count(), "ids": item.selectExpr("sum(id)").first()[0]}
+stream = spark.readStream.format("pgoutput").option("directory", given["directory"]).option("table", "item").load()
+batches = []
+query = stream.writeStream.foreachBatch(lambda rows, _: batches.append(rows.count())).trigger(availableNow=True).start()
+query.awaitTermination()
+print(json.dumps({**read, "stream": sum(batches)}))
+"""
+
+
+@pytest.mark.long
+def test_format_pgoutput_reads_the_log_from_the_store_on_executors(
+    source: Database, cluster: Cluster, machine: Start
+) -> None:
+    """The environment of the driver's Python is not active, and no segment is on its disk."""
+    source.execute("CREATE TABLE item (id int PRIMARY KEY, name text)", "CREATE PUBLICATION pub FOR TABLE item")
+    driver = machine("driver")
+    receive: list[str | Path] = [sys.executable, "-m", "walmere", "receive", "--once", "-c", driver.file]
+
+    def received() -> None:
+        subprocess.run(receive, check=True, env=driver.variables, capture_output=True)
+
+    received()
+    for first in (1, 10_001, 20_001):
+        source.execute(
+            f"INSERT INTO item SELECT i, repeat(md5('x'), 9) FROM generate_series({first}, {first + 9999}) i"
+        )
+        received()
+    segments = list((driver.directory / "subscription").rglob("*.arrow"))
+    for each in segments:
+        each.unlink()
+    assert segments
+    given = {"master": cluster.url, "settings": driver.spark, "directory": driver.directory / "subscription"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(given, default=str)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**driver.variables, "PATH": os.defpath},
+        cwd=driver.directory,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"batch": 30_000, "ids": 30_000 * 30_001 // 2, "stream": 30_000}

@@ -136,7 +136,7 @@ def _warming(*, at_end: bool) -> Iterator[None]:
 
     def warm() -> None:
         from walmere.spark import class_data
-        from walmere.spark.session import require_java
+        from walmere.spark.jvm import require_java
 
         class_data.make_later(require_java())
 

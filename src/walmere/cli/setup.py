@@ -30,7 +30,7 @@ def warm(json: AsJson = False) -> None:
     Archives its classes in the user's cache directory, once.
     """
     from walmere.spark import class_data
-    from walmere.spark.session import require_java
+    from walmere.spark.jvm import require_java
 
     made = class_data.make(require_java())
     output.done(str(made), as_json=json, archive=str(made))

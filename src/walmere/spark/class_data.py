@@ -27,6 +27,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from walmere.errors import SparkError
 from walmere.local_cache import user_cache
+from walmere.spark.jvm import JVM_OPTIONS
 
 _TIMEOUT: Final = 300.0
 """Seconds for the JVM to write the archive."""
@@ -39,7 +40,7 @@ _EXERCISE: Final = 2
 
 
 def archive(java: str) -> Path:
-    """The archive for this version of Java (what `java -version` prints) and this Spark. It may not exist."""
+    """The archive for this Java (what `require_java` returns) and this Spark. It may not exist."""
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     jars = sorted((each.name, each.stat().st_size) for each in (home / "jars").glob("*.jar"))
     name = hashlib.sha256(repr((java, str(home), jars, _EXERCISE)).encode()).hexdigest()[:16]
@@ -137,7 +138,7 @@ def _use(rows: DataFrame, _: int) -> None:
 
 def _exercise(file: Path) -> None:
     """Start Spark and do what a run does, so that its classes are loaded; at its end, the JVM writes the archive."""
-    from walmere.spark.session import JVM_OPTIONS, session  # noqa: PLC0415  it imports this module
+    from walmere.spark.session import session  # noqa: PLC0415  it imports this module
     from walmere.spark.tasks import SparkTasks  # noqa: PLC0415
 
     settings = {"spark.driver.extraJavaOptions": f"{JVM_OPTIONS} -XX:ArchiveClassesAtExit={file}"}

@@ -70,6 +70,8 @@ def variables(master: str, settings: Mapping[str, str]) -> Iterator[dict[str, st
     wanted = {"PYSPARK_PYTHON": workers}  # PySpark reads only this variable
     if not is_local(master):
         wanted["PYSPARK_DRIVER_PYTHON"] = driver_python()  # with which the JVM looks up data sources
+        # planners of format pgoutput run `python3`, too, but on this machine; the PATH of executors is not changed
+        wanted["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

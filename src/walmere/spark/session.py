@@ -6,10 +6,8 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,25 +18,22 @@ from pyspark import SparkConf, SparkContext
 from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
 
-from walmere.errors import ConfigError, NotConfigured, SparkEnded, SparkUnavailable
+from walmere.errors import ConfigError, SparkUnavailable
 from walmere.spark import class_data, interpreters, placement
 from walmere.spark.daemon import MODULE, NICE
-from walmere.subscription.receiver_process import how_it_ended
+from walmere.spark.jvm import JVM_OPTIONS, require_java
 
-_MIN_JAVA: Final = 17
 _LOCAL: Final = "local[*]"
 _ATTEMPTS: Final = 4  # of a task, as on a cluster
 _CONNECT_TIMEOUT: Final = 5.0
 """Wait this many seconds for a master to accept a connection. Spark itself would try for more than a minute."""
 _MASTER: Final = re.compile(r"(?:spark|k8s)://(?:https?://)?([^/]+)")
 _PORTS: Final = {"spark": 7077, "k8s": 443}
-JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Many runs take less than a minute: start fast, with little memory and few threads."""
-_SETTINGS: Final = {
-    "spark.ui.enabled": "false",
+_OF_PROGRAMS: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+_OF_RUNS: Final = {
+    **_OF_PROGRAMS,
     # the copy of a big table must not delay the batches of the others
     "spark.scheduler.mode": "FAIR",
-    "spark.ui.showConsoleProgress": "false",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # interval between calls of latestOffset while there is no new data; each call involves two processes
     "spark.sql.streaming.pollingDelay": "25ms",
@@ -70,29 +65,47 @@ _NO_KEYS_ON_YARN: Final = {
 
 
 def session(name: str, master: str | None, settings: Mapping[str, str], log: Path | None = None) -> SparkSession:
-    """Start Spark, or use the session of this process. `log` gets the JVM's stderr.
+    """Start Spark for a run, or use the session of this process. `log` gets the JVM's stderr.
 
     `settings` come first, then those of spark-submit, then ours. `master`: None: that of spark-submit, or local.
     """
+    local = {f"spark.executorEnv.{NICE}": "10"} if interpreters.is_local(master_of(master)) else {}
+    with _builder(f"walmere {name}", master, settings, {**_OF_RUNS, **local}) as builder:
+        return _start(builder, master_of(master), log)
+
+
+def program_session(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    """Start Spark for a program of a user, or use the session of this process: only a short start is set."""
+    with _builder(name, master, settings, _OF_PROGRAMS) as builder:
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            raise _not_started(master_of(master), "", error, "correct master or settings") from None
+
+
+@contextlib.contextmanager
+def _builder(
+    name: str, master: str | None, settings: Mapping[str, str], defaults: Mapping[str, str]
+) -> Iterator[SparkSession.Builder]:
+    """The builder of a session. It has to be used in this block."""
     java = require_java()
     given = _from_spark_submit()
     if master is not None:
         require_master(master)  # also if there is a session: it may be of another master
     master = master_of(master)
-    defaults = {**_SETTINGS, "spark.driver.extraJavaOptions": f"{JVM_OPTIONS} {class_data.options(java)}".strip()}
+    ours = {**defaults, "spark.driver.extraJavaOptions": f"{JVM_OPTIONS} {class_data.options(java)}".strip()}
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", JVM_OPTIONS)  # of the JVM that puts Spark's command line together
     if interpreters.is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no other machine connects to it
         # otherwise Spark would not retry tasks
         master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)
-        defaults[f"spark.executorEnv.{NICE}"] = "10"
     if master == "yarn":
-        defaults |= _NO_KEYS_ON_YARN
-    builder = SparkSession.builder.appName(f"walmere {name}").master(master)
+        ours |= _NO_KEYS_ON_YARN
+    builder = SparkSession.builder.appName(name).master(master)
     with interpreters.variables(master, {**given, **settings}) as pythons:
-        for key, value in {**defaults, **given, **pythons, **settings}.items():
+        for key, value in {**ours, **given, **pythons, **settings}.items():
             builder = builder.config(key, value)
-        return _start(builder, master, log)
+        yield builder
 
 
 def master_of(configured: str | None) -> str:
@@ -120,11 +133,11 @@ def _start(builder: SparkSession.Builder, master: str, log: Path | None) -> Spar
             with _stderr_to(path), _own_signals():
                 spark = builder.getOrCreate()
         except Exception as error:
-            wrong = _reason(path.read_text(errors="replace"), error)
+            text = path.read_text(errors="replace")
             path.unlink()
             if created:
                 path.parent.rmdir()
-            raise ConfigError(f"starting Spark at {master}", wrong, "correct [spark]") from None
+            raise _not_started(master, text, error, "correct [spark]") from None
     if log is not None:
         _log_to(log)
     spark.sparkContext.setLogLevel("ERROR")
@@ -147,19 +160,6 @@ def require_master(master: str) -> None:
     if wrong:
         hint = "start the master, or correct spark.master"
         raise SparkUnavailable("starting Spark", f"the master {master} does not answer ({'; '.join(wrong)})", hint)
-
-
-def require_alive(log: Path | None = None, seconds: float = 0.0) -> None:
-    """Raise SparkEnded if the JVM that was started here has ended, or ends within these seconds."""
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process is None:
-        return
-    try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return
-    hint = "start again; nothing is lost" + (f". If it happens again, see {log}" if log is not None else "")
-    raise SparkEnded("running Spark", f"Spark's JVM {how_it_ended(code)}", hint)
 
 
 @contextlib.contextmanager
@@ -227,26 +227,10 @@ def _stderr_to(path: Path) -> Iterator[None]:
         os.close(kept)
 
 
-def _reason(jvm_log: str, error: Exception) -> str:
+def _not_started(master: str, jvm_log: str, error: Exception, hint: str) -> ConfigError:
     """The JVM's error, or else PySpark's, without the class names in front."""
     lines = [line.strip() for text in (jvm_log, str(error)) for line in text.splitlines()]
     errors = [line for line in lines if re.search(r"Exception: |Error: |^Invalid ", line)]
     wrong = (errors or [line for line in lines if line] or [repr(error)])[0]
-    return re.sub(r"^.*?(Exception|Error): ", "", wrong)
-
-
-def require_java() -> str:
-    """The version of Java, as Java prints it. Raises NotConfigured if it is not suitable: py4j would not say so."""
-    home = os.environ.get("JAVA_HOME")
-    java = f"{home}/bin/java" if home else shutil.which("java")
-    version, output = 0, ""
-    if java and Path(java).exists():
-        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-        if found := re.search(r'version "(\d+)', output):
-            version = int(found[1])
-    if version < _MIN_JAVA:
-        has = f"Java {version} was found" if version else "no Java was found"
-        raise NotConfigured(
-            "starting Spark", f"it needs Java {_MIN_JAVA} or later, {has}", "apt-get install openjdk-17-jre-headless"
-        )
-    return output
+    reason = re.sub(r"^.*?(Exception|Error): ", "", wrong)
+    return ConfigError(f"starting Spark at {master}", reason, hint)

@@ -18,10 +18,10 @@ from walmere.errors import WalmereError
 from walmere.spark.executors import Versions, require_same
 from walmere.spark.failures import Failure, Failures, attempts, from_spark, raise_first, result_or_failure
 from walmere.spark.interpreters import is_local
+from walmere.spark.jvm import require_alive
 from walmere.spark.late_session import LateSession
 from walmere.spark.placement import parallelism, tagged
 from walmere.spark.sealing import Secrets
-from walmere.spark.session import require_alive
 
 _POLL: Final = 0.5
 """Seconds between two checks of the progress of a job."""

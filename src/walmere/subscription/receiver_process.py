@@ -32,6 +32,7 @@ from walmere.errors import ChangeLogInUse, SourceError
 from walmere.lsn import Lsn
 from walmere.storage import Lock, read_error, reserve_error
 from walmere.subscription.backoff import Backoff
+from walmere.units import how_it_ended
 
 _log = logging.getLogger(__name__)
 
@@ -167,15 +168,6 @@ class ReceiverProcess:
         self._repeated += len(lines)
         for text in _WARNING.findall(lines):
             _log.warning("receiver: %s", text.decode(errors="replace"))
-
-
-def how_it_ended(code: int) -> str:
-    """The exit code of a process in words."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with suppress(ValueError):
-        return f"was ended by signal {-code} ({signal.Signals(-code).name})"
-    return f"was ended by signal {-code}"
 
 
 def _is_alive(pid: int) -> bool:

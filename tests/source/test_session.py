@@ -1,0 +1,68 @@
+"""The Spark session of programs: `walmere.session`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import walmere
+from conftest import Database
+from querying import Queries
+from walmere.errors import ConfigError, SparkUnavailable
+
+PROGRAM = """
+import sys
+import walmere
+
+spark = walmere.session("local[1]", {"spark.sql.shuffle.partitions": 2, "spark.sql.ansi.enabled": False}, name="orders")
+conf = spark.sparkContext.getConf()
+assert conf.get("spark.app.name") == "orders"
+assert conf.get("spark.sql.shuffle.partitions") == "2"
+assert conf.get("spark.sql.ansi.enabled") == "false"
+assert conf.get("spark.sql.streaming.noDataMicroBatches.enabled") is None, "what queries do is not changed"
+changes = spark.readStream.format("pgoutput").option("directory", sys.argv[1]).option("table", "t").load()
+rows = []
+query = changes.writeStream.foreachBatch(lambda batch, _: rows.append(batch.count())).trigger(availableNow=True).start()
+query.awaitTermination()
+print(rows)
+"""
+
+
+def test_the_active_session_is_used_and_knows_the_format(database18: Database, tmp_path: Path) -> None:
+    database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
+    queries = Queries(database18, tmp_path)
+    queries.receive()
+    database18.execute("INSERT INTO t VALUES (1), (2)")
+    queries.receive()
+    active = queries.spark
+    spark = walmere.session()
+    assert spark.sparkContext is active.sparkContext
+    found = spark.read.format("pgoutput").option("table", "t").load(str(queries.directory))
+    assert sorted(row.id for row in found.collect()) == [1, 2]
+
+
+def test_a_master_that_does_not_answer_is_named() -> None:
+    with pytest.raises(SparkUnavailable, match=r"spark://127\.0\.0\.1:1 does not answer"):
+        walmere.session("spark://127.0.0.1:1")
+
+
+@pytest.mark.long
+def test_a_program_has_its_first_batch_and_a_bad_setting_is_one_message(database18: Database, tmp_path: Path) -> None:
+    database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
+    queries = Queries(database18, tmp_path)
+    queries.receive()
+    database18.execute("INSERT INTO t SELECT generate_series(1, 10)")
+    queries.receive()
+    command = [sys.executable, "-c", PROGRAM, str(queries.directory)]
+    env = {**os.environ, "PATH": os.defpath}  # the virtual environment is not active
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[10]"]), done.stderr
+    bad = "import walmere; walmere.session(settings={'spark.executor.memory': 'much'})"
+    done = subprocess.run([sys.executable, "-c", bad], capture_output=True, text=True, env=env, check=False)
+    last = [line for line in done.stderr.splitlines() if ConfigError.__name__ in line or "hint: " in line]
+    assert "starting Spark at local[*]" in last[-2]
+    assert last[-1].strip() == "hint: correct master or settings"
