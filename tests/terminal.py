@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from processes import eventually
+
 
 class Terminal:
     """`walmere` in a terminal of 120 columns. It is killed at the end of the block."""
@@ -60,6 +62,11 @@ class Terminal:
     def send(self, text: str) -> None:
         """Type a line."""
         os.write(self._master, f"{text}\n".encode())
+
+    def send_secret(self, text: str) -> None:
+        """Type a line when what is typed is not shown. What was typed before that is lost."""
+        eventually(lambda: not termios.tcgetattr(self._master)[3] & termios.ECHO)
+        self.send(text)
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""

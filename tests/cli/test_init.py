@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from conftest import Database
@@ -12,6 +13,7 @@ from processes import Here
 from terminal import Terminal
 from walmere import config as configuration
 from walmere.config import DeltaTarget, PostgresTarget
+from walmere.testing.server import Server
 
 
 @pytest.fixture
@@ -139,6 +141,9 @@ def test_a_person_is_asked(database: Database, file: Path) -> None:
         terminal.expect("public.keyless: 0 B, about 0 rows; without a replica identity")
         terminal.expect("a new one")
         terminal.expect("Which one [1]")
+        terminal.send("orders")
+        terminal.expect("Enter a number from 1 to ")
+        terminal.expect("Which one [1]")
         terminal.send("1")
         terminal.expect("Name of the new publication")
         terminal.send("mine")
@@ -160,3 +165,26 @@ def test_a_person_is_asked(database: Database, file: Path) -> None:
         terminal.expect("Replace ")
         terminal.send("n")
         assert terminal.wait() == 2
+
+
+def test_a_person_is_asked_for_a_password_and_a_wrong_one_is_refused(private_server: Server, file: Path) -> None:
+    with psycopg.connect(private_server.dsn(), autocommit=True) as admin:
+        admin.execute("CREATE ROLE app LOGIN REPLICATION PASSWORD 'correct'")
+        admin.execute("CREATE PUBLICATION pub")
+    lines = "host all app 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+    (private_server.data / "pg_hba.conf").write_text(lines)
+    private_server.reload()
+    dsn = private_server.dsn(user="app")
+    with Terminal("init", dsn, "-c", file) as terminal:
+        terminal.expect("Password")
+        terminal.send_secret("Hush")
+        assert terminal.wait() == 1, terminal.text
+        assert 'password authentication failed for user "app"' in terminal.text
+        assert "Hush" not in terminal.text, "it is not shown as it is typed"
+    assert not file.exists()
+    with Terminal("init", dsn, "-c", file, "--publication", "pub", "--name", "shop", "--lake", "lake") as terminal:
+        terminal.expect("Password")
+        terminal.send_secret("correct")
+        terminal.wait()
+        assert "export WALMERE_SOURCE__PASSWORD" in terminal.text
+    assert "correct" not in file.read_text()

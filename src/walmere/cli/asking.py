@@ -37,9 +37,10 @@ class Asker:
         for number, each in enumerate(choices, 1):
             typer.echo(f"  {number}  {each}", err=True)
         while True:
-            answer = typer.prompt(question, default=default + 1, type=int, err=True)
-            if 1 <= answer <= len(choices):
+            answer = str(typer.prompt(question, default=str(default + 1), err=True)).strip()
+            if answer.isdecimal() and 1 <= int(answer) <= len(choices):
                 return int(answer) - 1
+            typer.echo(f"Enter a number from 1 to {len(choices)}.", err=True)
 
     def say(self, text: str = "") -> None:
         """Tell a person something."""

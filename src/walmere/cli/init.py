@@ -76,8 +76,8 @@ def init(
         "Connection string of the source", default, "it as an argument: walmere init postgresql://user@host/database"
     )
     source, survey = _survey(asker, text)
-    with_rights = source if admin is None else _source(admin)
-    publications = Publications(asker, survey, with_rights)
+    with_privileges = source if admin is None else _source(admin)
+    publications = Publications(asker, survey, with_privileges)
     names = publications.choose(publication or [], table or [], create=create_publication)
     label = name or asker.text("Name of the subscription", names[0].replace("/", "_"), "--name")
     if target_dsn is None and lake is None:
