@@ -37,6 +37,7 @@ from bench.source import Source, options, source
 from bench.store import ENVIRONMENT, WALMERE, Bucket, s3
 from bench.stream import RATE, transaction
 from walmere.lsn import Lsn
+from walmere.spark.jvm import JVM_OPTIONS
 from walmere.testing.cluster import Cluster
 
 WORKERS = (1, 2)
@@ -167,6 +168,9 @@ class Bench:
         self.source.sql.execute("CREATE TABLE d (id bigint PRIMARY KEY, note text); CREATE PUBLICATION d FOR TABLE d")
         # without it, the driver looks for changes 40 times a second between batches, which takes more than the batches
         settings = {**self.cluster.settings(max(WORKERS)), "spark.sql.streaming.pollingDelay": "1s"}
+        # the whole heap from the start: otherwise the JVM takes more of it with time, whatever the batches are
+        heap = "-Xms512m -XX:+AlwaysPreTouch"
+        settings |= {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": f"{JVM_OPTIONS} {heap}"}
         ours = InBucket(self.source, self.scratch / "d", "d", self.bucket(), self.cluster.cluster.url, settings)
         first = 0
         found: dict[int, tuple[float, int]] = {}
@@ -183,7 +187,7 @@ class Bench:
             time.sleep(max(0.0, PERIOD - (time.monotonic() - began)))
 
         with ours.process() as process:
-            for rows in (*sizes, *sizes):  # executors and JIT warm up
+            for rows in 3 * sizes:  # executors and JIT warm up
                 batch(process, rows)
             for rows in sizes:
                 before = driver_usage(process)[0]
