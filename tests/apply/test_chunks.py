@@ -155,7 +155,7 @@ def test_conflicts_of_all_chunks_are_recorded_once(replica: Replica) -> None:
     replica.sink = sink_of(replica.target, on_conflict="skip")
     replica.apply()
     found = replica.target.rows("SELECT conflict FROM walmere.conflicts ORDER BY id")
-    assert found == [("update_missing",), ("multiple_unique_conflicts",)]
+    assert found == [("multiple_unique_conflicts",), ("update_missing",)]
 
 
 def test_a_conflict_in_a_later_chunk_leaves_nothing(replica: Replica) -> None:

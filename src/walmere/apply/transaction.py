@@ -109,7 +109,6 @@ def _prepare(jobs: Sequence[ApplyJob], batch: Batch, gid: str, sink: PostgresSin
             with transaction.connection.transaction():
                 apply_changes(transaction, work)
         except ChangeLogDamaged:  # large changes are read again while they are applied, so it may be deleted only now
-            transaction.forgotten.clear()  # it is undone
             work = []
         is_skipped = batch.skip == batch.end_lsn
         tables = [job.target for job in jobs] if is_skipped else [each.table for each in work]
@@ -192,7 +191,6 @@ def _apply_large(
                 except (NotMirrored, SinkMismatch, TypeMismatch) as error:
                     done[oid] = _stopped(job, error)
     except Truncated:
-        transaction.forgotten.clear()  # it is undone
         return False
     results |= done
     for oid, (job, _) in large.items():

@@ -89,8 +89,8 @@ def test_a_conflict_that_stops_several_tries_is_one_line(
     do(goes_on, *changes, lsn=2000)
     assert conflicts(database) == [
         earlier,
-        ("update_missing", '{"id" : "7"}', None),
         stopped,
+        ("update_missing", '{"id" : "7"}', None),
         ("insert_exists", '{"id" : "1"}', "t_pkey"),
     ]
 

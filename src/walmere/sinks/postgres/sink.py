@@ -192,6 +192,7 @@ class PostgresSink:
 
     def prepare_transaction(self, begun: TargetTransaction, gid: str, tables: list[TableName], end_lsn: Lsn) -> None:
         """End a transaction by PREPARE TRANSACTION."""
+        begun.delete_repeated_conflicts()
         transaction.stamp(begun, end_lsn)
         prepared.prepare(begun.connection, self.state, gid, tables)
 

@@ -11,9 +11,8 @@ way. So are tables with triggers, always. New rows go by COPY straight into thei
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psycopg
@@ -21,12 +20,11 @@ from psycopg.sql import SQL
 
 from walmere.errors import Conflict, WalmereError
 from walmere.libpq import Address
-from walmere.lsn import Lsn
+from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.connect import (
     Connection,
-    connect,
     may_be_about_a_row,
     reused,
     translate_errors,
@@ -36,7 +34,7 @@ from walmere.sinks.postgres.relation import TargetRelation, read_relations, requ
 from walmere.sinks.postgres.rows.apply import RowMode, apply_rows
 from walmere.sinks.postgres.rows.block import written_by_others
 from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
-from walmere.sinks.postgres.rows.conflicts import describe, forget_stops, record_conflict
+from walmere.sinks.postgres.rows.conflicts import delete_repeated, describe, record_conflict
 from walmere.sinks.postgres.state import State, StoredTable
 from walmere.sinks.postgres.statements import RowSet, Statement, restrict_plans
 
@@ -58,7 +56,7 @@ class TargetTransaction:
     our_origins: Sequence[int] | None = None  # None: the server does not track who has written a row last
     prepares: bool = False  # it will be prepared
     reached: dict[TableName, Lsn] = field(default_factory=dict)
-    forgotten: set[TableName] = field(default_factory=set)  # see `_forget_stops`
+    refused: set[TableName] = field(default_factory=set)  # tables whose refused rows were skipped or overwritten
 
     def apply_set(self, rows: RowSet) -> bool:
         """Apply a net effect by sets of rows. Returns False if that is not possible: nothing was changed then."""
@@ -134,18 +132,16 @@ class TargetTransaction:
     def apply_rows(self, changes: Sequence[RowChanges], truncates: Sequence[TruncateRows]) -> None:
         """Apply changes row by row, in the order of the source."""
         if changes or truncates:
-            forget = functools.partial(self._forget_stops, {each.relation.table for each in changes})
-            mode = RowMode(self.on_conflict, self.our_origins, self.prepares, forget)
-            apply_rows(self.connection, self.state, changes, truncates, mode)
+            mode = RowMode(self.on_conflict, self.our_origins, self.prepares)
+            if apply_rows(self.connection, self.state, changes, truncates, mode) and self.on_conflict != "stop":
+                self.refused |= {each.relation.table for each in changes}
 
-    def _forget_stops(self, tables: Set[TableName]) -> None:
-        """Delete what earlier tries have recorded of this batch, once, if it is recorded again: see `forget_stops`."""
-        if self.on_conflict == "stop":
-            return
-        for table in tables - self.forgotten:
-            stored = self.stored.get(table)
-            forget_stops(self.connection, self.state, table, None if stored is None else stored.lsn)
-        self.forgotten |= tables
+    def delete_repeated_conflicts(self) -> None:
+        """Delete the lines of conflicts that an earlier try has written already. Call it before the end."""
+        if self.refused:
+            stored = (self.stored.get(table) for table in self.refused)
+            applied = min((each and each.lsn) or INVALID_LSN for each in stored)
+            delete_repeated(self.connection, self.state, self.refused, applied)
 
     def one_by_one(self, table: TableName, identity: Identity, names: Sequence[str]) -> bool:
         """Whether the changes of a table, which have these columns, must be applied row by row."""
@@ -163,17 +159,21 @@ def begin(
 
     `prepares`: it will be prepared, and locks nothing.
     """
-    try:
-        with _begin(address, state, on_conflict, tables, prepares=prepares) as transaction:
-            yield transaction
-    except Conflict as error:  # its line was rolled back with the changes
-        with (
-            suppress(WalmereError),
-            translate_errors(address, "recording a conflict"),
-            closing(connect(address, f"walmere {state.subscription} apply")) as connection,
-        ):
-            record_conflict(connection, state, error)
-        raise
+    with session(address, state) as (connection, use_origin):
+        connection.execute("BEGIN")
+        stored = state.read(connection, tables, "" if prepares else "FOR UPDATE OF t")
+        our_origins = origin.ours(connection, state.subscription) if use_origin else None
+        relations = read_relations(connection, tables)
+        rest = (use_origin, our_origins, prepares)
+        try:
+            yield TargetTransaction(connection, state, on_conflict, relations, stored, *rest)
+        except Conflict as error:  # its line is written before another session can apply the changes
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+                record_conflict(connection, state, error)
+            raise
+        if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            connection.execute("ROLLBACK")
 
 
 @contextlib.contextmanager
@@ -197,21 +197,6 @@ def session(address: Address, state: State) -> Iterator[tuple[Connection, bool]]
             state.unlock(connection)
 
 
-@contextlib.contextmanager
-def _begin(
-    address: Address, state: State, on_conflict: str, tables: Sequence[TableName], *, prepares: bool
-) -> Iterator[TargetTransaction]:
-    with session(address, state) as (connection, use_origin):
-        connection.execute("BEGIN")
-        stored = state.read(connection, tables, "" if prepares else "FOR UPDATE OF t")
-        our_origins = origin.ours(connection, state.subscription) if use_origin else None
-        relations = read_relations(connection, tables)
-        rest = (use_origin, our_origins, prepares)
-        yield TargetTransaction(connection, state, on_conflict, relations, stored, *rest)
-        if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            connection.execute("ROLLBACK")
-
-
 def stamp(transaction: TargetTransaction, lsn: Lsn, commit_time: str | None = None) -> None:
     """Let the end of the transaction advance the origin."""
     if transaction.use_origin:
@@ -225,6 +210,7 @@ def commit(transaction: TargetTransaction, end_lsn: Lsn, commit_time: str | None
     versions = transaction.state.advance(transaction.connection, transaction.reached.items())
     if set(versions) != set(transaction.reached):
         raise WalmereError("committing to the target", "the rows of its tables are not stored there any more")
+    transaction.delete_repeated_conflicts()
     stamp(transaction, end_lsn, commit_time)
     transaction.connection.execute("COMMIT")
     return versions

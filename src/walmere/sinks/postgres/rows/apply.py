@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,14 +45,15 @@ _LINE: Final = re.compile(r"^COPY [a-z_]+\D+(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class RowMode:
-    """How changes are applied row by row."""
+    """How changes are applied row by row.
+
+    `our_origins`: a change of a row that was written last by another origin is recorded. None: the server does not
+    track who has written a row.
+    """
 
     on_conflict: str
-    our_origins: (
-        Sequence[int] | None
-    )  # record changes of rows that others have written last; None: the server does not track it
+    our_origins: Sequence[int] | None
     prepares: bool  # the transaction will be prepared
-    on_refused: Callable[[], None]  # is called before refused rows are looked for
 
 
 def apply_rows(
@@ -61,17 +62,21 @@ def apply_rows(
     changes: Sequence[RowChanges],
     truncates: Sequence[TruncateRows],
     mode: RowMode,
-) -> None:
-    """Apply changes row by row, in the transaction of the connection. Raises Conflict."""
+) -> bool:
+    """Apply changes row by row, in the transaction of the connection. Raises Conflict.
+
+    Returns whether the target has refused rows, which may have been skipped or overwritten.
+    """
     temporary = not mode.prepares and _may_create_temporary(connection)
     staging = Identifier("pg_temp", "walmere_changes") if temporary else Identifier(state.schema, "staged_changes")
     if temporary:
         connection.execute(_STAGING)
         connection.execute(SQL("TRUNCATE {}").format(staging))  # of an earlier try in this transaction
     _stage(connection, changes, truncates, staging)
-    _run(connection, state, changes, staging, mode)
+    refused = _run(connection, state, changes, staging, mode)
     if not temporary:
         connection.execute(SQL("DELETE FROM {}").format(staging))
+    return refused
 
 
 def _may_create_temporary(connection: Connection) -> bool:
@@ -128,22 +133,22 @@ def _run(
     changes: Sequence[RowChanges],
     staging: Identifier,
     mode: RowMode,
-) -> None:
-    """Run the block. The first try has no subtransaction for each row."""
+) -> bool:
+    """Run the block. The first try has no subtransaction for each row. Returns whether a second one was needed."""
     try:
         with connection.transaction():
             connection.execute(block(state, changes, staging, None, mode.our_origins))
-        return
+        return False
     except psycopg.Error as error:
         if not may_be_about_a_row(error):
             raise
         if not is_about_a_row(error):
             require_same(connection, [(each.relation.table, each.names) for each in changes])
             state.require(connection)
-    mode.on_refused()
     try:
         with connection.transaction():
             connection.execute(block(state, changes, staging, mode.on_conflict, mode.our_origins))
+        return True
     except psycopg.Error as error:
         if error.sqlstate != conflicts.SQLSTATE:
             raise

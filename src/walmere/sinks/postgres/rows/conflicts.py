@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import psycopg
-from psycopg.sql import SQL, Composable, Identifier
+from psycopg.sql import SQL, Composable, Composed, Identifier
 from psycopg.sql import Literal as SqlLiteral
 
 from walmere.errors import Conflict
-from walmere.lsn import INVALID_LSN, Lsn
+from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.postgres.connect import OF_THE_SESSION, REFUSALS, Connection
 from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
@@ -127,17 +128,20 @@ def record(
     message: Composable = _NULL,
 ) -> Composable:
     """Write a line to the table of conflicts."""
-    return SQL(
-        'INSERT INTO {} (subscription, relation, conflict, key, "constraint", lsn, message) VALUES'
-        " ({}, {}, {}, {}, {}, ('0/0'::pg_lsn + r.commit_lsn), {});"
-    ).format(
-        Identifier(state.schema, "conflicts"),
+    return _insert(state) + SQL(" VALUES ({}, {}, {}, {}, {}, ('0/0'::pg_lsn + r.commit_lsn), {});").format(
         SqlLiteral(state.subscription),
         SqlLiteral(str(changes.relation.table)),
         conflict,
         key_text(changes),
         constraint,
         message,
+    )
+
+
+def _insert(state: State) -> Composed:
+    """The beginning of a statement that writes lines to the table of conflicts."""
+    return state.sql(
+        'INSERT INTO {schema}.conflicts (subscription, relation, conflict, key, "constraint", lsn, message)'
     )
 
 
@@ -208,38 +212,46 @@ def describe(refused: dict[str, Any]) -> Conflict:
 
 
 def record_conflict(connection: Connection, state: State, conflict: Conflict) -> None:
-    """Write a line for a conflict whose transaction was rolled back; not again when the batch is tried again."""
+    """Write a line for a conflict whose transaction was rolled back; not again when the batch is tried again.
+
+    The session must keep others from applying changes: an attempt at the same time could write the line, too.
+    """
     refused = json.loads(conflict.found)
-    with connection.transaction():
-        # two attempts at once; not LOCK: a prepared transaction that has written a line keeps the lock of the table
-        lock = f"walmere conflicts {state.schema} {state.subscription}"
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", [lock])
-        connection.execute(
-            state.sql(
-                'INSERT INTO {schema}.conflicts (subscription, relation, conflict, key, "constraint", lsn, message)'
-                " SELECT $1, $2, $3, $4, $5, $6::pg_lsn, $7 WHERE NOT EXISTS(SELECT FROM {schema}.conflicts c"
-                " WHERE (c.subscription, c.relation, c.conflict, c.lsn) = ($1, $2, $3, $6::pg_lsn)"
-                ' AND c.key IS NOT DISTINCT FROM $4 AND c."constraint" IS NOT DISTINCT FROM $5)'
-            ),
-            [
-                state.subscription,
-                *(refused[name] for name in ("relation", "conflict", "key", "constraint")),
-                str(Lsn(refused["commit_lsn"])),
-                refused["message"],
-            ],
-        )
+    connection.execute(
+        _insert(state)
+        + state.sql(
+            " SELECT $1, $2, $3, $4, $5, $6::pg_lsn, $7 WHERE NOT EXISTS(SELECT FROM {schema}.conflicts c"
+            " WHERE (c.subscription, c.relation, c.conflict, c.lsn) = ($1, $2, $3, $6::pg_lsn)"
+            ' AND c.key IS NOT DISTINCT FROM $4 AND c."constraint" IS NOT DISTINCT FROM $5)'
+        ),
+        [
+            state.subscription,
+            *(refused[name] for name in ("relation", "conflict", "key", "constraint")),
+            str(Lsn(refused["commit_lsn"])),
+            refused["message"],
+        ],
+    )
 
 
-def forget_stops(connection: Connection, state: State, table: TableName, applied: Lsn | None) -> None:
-    """Delete the line of a conflict that has stopped an earlier try, because this try writes it again.
+def delete_repeated(connection: Connection, state: State, tables: Iterable[TableName], applied: Lsn) -> None:
+    """Delete lines of this transaction, about rows of these tables, that an earlier try has written already.
 
-    Other lines are written by the transactions that advance the table. So a line about a row that was refused, in a
-    transaction that is not yet `applied` to the table, is such a line.
+    An earlier try writes a line if a conflict stops it (`record_conflict`). Only lines of this transaction are deleted,
+    which have its time: another line may be locked by a prepared transaction, or be of a row that is not refused any
+    more. Each line of an earlier try stands for one of this transaction, because a transaction of the source may change
+    a row several times, and rows without a key are all alike.
+
+    `applied`: the batch has only transactions from this LSN on.
     """
     connection.execute(
         state.sql(
-            "DELETE FROM {schema}.conflicts WHERE subscription = $1 AND relation = $2 AND lsn >= $3::pg_lsn"
-            " AND conflict !~ '_(missing|differs)$'"
+            "WITH lines AS (SELECT *, at = now() AS is_new, row_number() OVER (PARTITION BY at = now(), relation,"
+            ' conflict, key, "constraint", lsn ORDER BY id) AS number FROM {schema}.conflicts'
+            " WHERE subscription = $1 AND relation = ANY($2) AND lsn >= $3::pg_lsn)"
+            " DELETE FROM {schema}.conflicts WHERE id IN (SELECT n.id FROM lines n JOIN lines o"
+            " ON (o.relation, o.conflict, o.lsn, o.number) = (n.relation, n.conflict, n.lsn, n.number)"
+            ' AND o.key IS NOT DISTINCT FROM n.key AND o."constraint" IS NOT DISTINCT FROM n."constraint"'
+            " WHERE n.is_new AND NOT o.is_new)"
         ),
-        [state.subscription, str(table), str(applied or INVALID_LSN)],
+        [state.subscription, [str(each) for each in tables], str(applied)],
     )
