@@ -21,16 +21,20 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57", "58", "XX"})
 """Classes of SQLSTATE to retry: connection, deadlock, resources, locks, operator intervention, system, internal."""
-_ABOUT_A_ROW: Final = frozenset({"21", "22", "23", "44", "54"})
+_ROW_CLASSES: Final = frozenset({"21", "22", "23", "44", "54"})
 """Classes of SQLSTATE: cardinality, a value that is not valid or too long, a constraint, WITH CHECK OPTION, a limit of
 the server (a value that is too long for an index; a table with too many columns for one statement)."""
-_OF_THE_SERVER: Final = "0[012389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX"
+_POSTGRES_CLASSES: Final = "0[012389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX"
 """All classes of SQLSTATE that PostgreSQL has. Triggers may raise others."""
-REFUSALS: Final = f"^(?:{'|'.join(sorted(_ABOUT_A_ROW))}|P0001|(?!{_OF_THE_SERVER}))"
+ROW_REFUSED: Final = f"^(?:{'|'.join(sorted(_ROW_CLASSES))}|P0001|(?!{_POSTGRES_CLASSES}))"
 """A regular expression, of Python and PostgreSQL, for the SQLSTATE of a row that is refused."""
-OF_THE_SESSION: Final = "^(?:08|25|40|53|55P|57|58|72|XX)"
-"""The same for errors that have nothing to do with what is written. With any other SQLSTATE, it may be the code of a
-trigger, a rule or a constraint that has failed."""
+SESSION_ERROR: Final = "^(?:08|25|40|53|55P|57|58|72|XX)"
+"""The same for errors that have nothing to do with what is written. Of class 55, this is a lock that is not available;
+the others (55000, 55006) are about the state of a table, such as one that publishes updates without a replica identity.
+
+With a SQLSTATE that is neither this nor `ROW_REFUSED`, the target must be corrected: a trigger or a function fails, a
+privilege is missing.
+"""
 _REFUSED: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)
 _COPIED_COLUMN: Final = re.compile(r"COPY [^,]+, \S+ \d+, \S+ ([^:]+): ")
 """The column in the context of an error of COPY, whatever the language of the server."""
@@ -94,14 +98,14 @@ def translate_errors(address: Address, doing: str) -> Iterator[None]:
         raise translate(error, doing, scrubber(address)) from None
 
 
-def is_about_a_row(error: psycopg.Error) -> bool:
+def is_row_refused(error: psycopg.Error) -> bool:
     """Whether the server has refused a row: another one may be accepted."""
-    return error.sqlstate is not None and re.match(REFUSALS, error.sqlstate) is not None
+    return error.sqlstate is not None and re.match(ROW_REFUSED, error.sqlstate) is not None
 
 
-def may_be_about_a_row(error: psycopg.Error) -> bool:
-    """Whether the server has refused a row, or code that it runs for a row has failed."""
-    return error.sqlstate is not None and re.match(OF_THE_SESSION, error.sqlstate) is None
+def is_session_error(error: psycopg.Error) -> bool:
+    """Whether the error has nothing to do with what is written."""
+    return error.sqlstate is None or re.match(SESSION_ERROR, error.sqlstate) is not None
 
 
 def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:

@@ -23,13 +23,7 @@ from walmere.libpq import Address
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.postgres import origin
-from walmere.sinks.postgres.connect import (
-    Connection,
-    may_be_about_a_row,
-    reused,
-    translate_errors,
-    without_values,
-)
+from walmere.sinks.postgres.connect import Connection, is_session_error, reused, translate_errors, without_values
 from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_same
 from walmere.sinks.postgres.rows.apply import RowMode, apply_rows
 from walmere.sinks.postgres.rows.block import written_by_others
@@ -71,7 +65,7 @@ class TargetTransaction:
         except _RowsMissing:
             return False
         except psycopg.Error as error:
-            if not may_be_about_a_row(error):
+            if is_session_error(error):
                 raise
             return False
         return True
@@ -112,7 +106,7 @@ class TargetTransaction:
             with self.connection.transaction():
                 self.execute(truncate.statement)
         except psycopg.Error as error:
-            if not may_be_about_a_row(error):
+            if is_session_error(error):
                 raise
             require_same(self.connection, [(table, ()) for table in tables])
             refused = {

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from psycopg.sql import SQL, Identifier
 
 from walmere.errors import Conflict
-from walmere.sinks.postgres.connect import Connection, is_about_a_row, may_be_about_a_row, without_values
+from walmere.sinks.postgres.connect import Connection, is_row_refused, is_session_error, without_values
 from walmere.sinks.postgres.relation import require_same
 from walmere.sinks.postgres.rows import conflicts
 from walmere.sinks.postgres.rows.block import block
@@ -140,9 +140,9 @@ def _run(
             connection.execute(block(state, changes, staging, None, mode.our_origins))
         return False
     except psycopg.Error as error:
-        if not may_be_about_a_row(error):
+        if is_session_error(error):
             raise
-        if not is_about_a_row(error):
+        if not is_row_refused(error):
             require_same(connection, [(each.relation.table, each.names) for each in changes])
             state.require(connection)
     try:

@@ -27,7 +27,7 @@ from psycopg.sql import Literal as SqlLiteral
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
 from walmere.names import TableName
-from walmere.sinks.postgres.connect import OF_THE_SESSION, REFUSALS, Connection
+from walmere.sinks.postgres.connect import ROW_REFUSED, SESSION_ERROR, Connection
 from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
 from walmere.sinks.postgres.state import State
 
@@ -52,7 +52,7 @@ def guarded(number: int, changes: RowChanges, state: State, statement: Composabl
     then: Composable = stop
     if on_conflict != "stop":
         stops = SQL("failed_state {} {}").format(
-            *((SQL("!~"), REFUSALS) if on_conflict == "skip" else (SQL("NOT LIKE"), "23%"))
+            *((SQL("!~"), ROW_REFUSED) if on_conflict == "skip" else (SQL("NOT LIKE"), "23%"))
         )
         then = SQL("IF {} THEN {} END IF;").format(stops, stop) + _record_refused(changes, state)
     if on_conflict == "overwrite":
@@ -72,7 +72,7 @@ def guarded_truncate(statement: Composable) -> Composable:
 def _caught(statement: Composable, then: Composable) -> Composable:
     return SQL(
         "BEGIN {}\nEXCEPTION WHEN OTHERS OR assert_failure THEN IF SQLSTATE ~ {} THEN RAISE; END IF;\n{}\nEND;"
-    ).format(statement, SqlLiteral(OF_THE_SESSION), then)
+    ).format(statement, SqlLiteral(SESSION_ERROR), then)
 
 
 def _diagnose(number: int, changes: RowChanges) -> Composable:
@@ -191,7 +191,7 @@ def describe(refused: dict[str, Any]) -> Conflict:
         what, remedy = "a TRUNCATE is refused", "alter the target so that its tables can be truncated"
     elif "sqlstate" not in refused:
         pass  # the target's encoding does not have a character: `on_conflict` does not help
-    elif not re.match(REFUSALS, refused["sqlstate"]):
+    elif not re.match(ROW_REFUSED, refused["sqlstate"]):
         remedy = "correct the trigger, rule or function of the target that fails"
     else:
         choice = '; or set target.on_conflict = "skip"'
