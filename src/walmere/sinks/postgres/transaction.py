@@ -28,7 +28,8 @@ from walmere.sinks.postgres.relation import TargetRelation, read_relations, requ
 from walmere.sinks.postgres.rows.apply import RowMode, apply_rows
 from walmere.sinks.postgres.rows.block import written_by_others
 from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
-from walmere.sinks.postgres.rows.conflicts import delete_repeated, describe, record_conflict
+from walmere.sinks.postgres.rows.conflicts import delete_repeated, record_conflict
+from walmere.sinks.postgres.rows.refused import Refused, conflict_of
 from walmere.sinks.postgres.state import State, StoredTable
 from walmere.sinks.postgres.statements import RowSet, Statement, restrict_plans
 
@@ -109,15 +110,16 @@ class TargetTransaction:
             if is_session_error(error):
                 raise
             require_same(self.connection, [(table, ()) for table in tables])
-            refused = {
-                "conflict": "truncate_failed",
-                "relation": truncate.table,
-                "key": None,
-                "constraint": error.diag.constraint_name,
-                "message": without_values(error),
-                "commit_lsn": truncate.commit_lsn,
-            }
-            raise describe(refused) from None
+            refused = Refused(
+                conflict="truncate_failed",
+                relation=truncate.table,
+                key=None,
+                constraint=error.diag.constraint_name,
+                message=without_values(error),
+                sqlstate=error.sqlstate or "",
+                commit_lsn=truncate.commit_lsn,
+            )
+            raise conflict_of(refused) from None
 
     def execute(self, statement: str) -> None:
         """Run a statement."""

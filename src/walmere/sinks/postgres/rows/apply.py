@@ -12,7 +12,8 @@ rows are not sent back and forth, and tables are changed in the order of the sou
 transaction that has used a temporary table cannot be prepared, and not every role may create one: then it is a table of
 Walmere's schema.)
 
-`changes` describes the changes, `block` is the block, and `conflicts` is about rows that the target refuses.
+`changes` describes the changes, `block` is the block, `conflicts` is about rows that the target refuses, and `refused`
+is the error for one of them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from psycopg.sql import SQL, Identifier
 from walmere.errors import Conflict
 from walmere.sinks.postgres.connect import Connection, is_row_refused, is_session_error, without_values
 from walmere.sinks.postgres.relation import require_same
-from walmere.sinks.postgres.rows import conflicts
 from walmere.sinks.postgres.rows.block import block
 from walmere.sinks.postgres.rows.changes import RowChanges, RowPiece, TruncateRows
+from walmere.sinks.postgres.rows.conflicts import SQLSTATE
+from walmere.sinks.postgres.rows.refused import Refused, conflict_of
 from walmere.sinks.postgres.state import STAGED_COLUMNS, State
 from walmere.sinks.postgres.text import array_rows, copy_text
 
@@ -95,7 +97,7 @@ def _stage(
                 line = _LINE.match(error.diag.context or "")
                 if line is None:
                     raise
-                raise _refused(each, piece, int(line[1]) - 1, without_values(error)) from None
+                raise _refused(each, piece, int(line[1]) - 1, error) from None
     _copy(connection, staging, _staged_truncates(truncates))
 
 
@@ -105,19 +107,19 @@ def _copy(connection: Connection, staging: Identifier, rows: pa.Table) -> None:
             copy.write(text)
 
 
-def _refused(changes: RowChanges, piece: RowPiece, place: int, message: str) -> Conflict:
+def _refused(changes: RowChanges, piece: RowPiece, place: int, error: psycopg.Error) -> Conflict:
     """The error for a change that cannot be staged, by its place in the piece."""
     key = {name: _shown(piece, name, place) for name in changes.shown_key}
-    return conflicts.describe(
-        {
-            "conflict": {"I": "insert_failed", "U": "update_failed"}.get(chr(piece.kind[place]), "delete_failed"),
-            "relation": str(changes.relation.table),
-            "key": json.dumps(key) if key else None,
-            "constraint": None,
-            "message": message,
-            "commit_lsn": int(piece.commit_lsn[place]),
-        }
+    refused = Refused(
+        conflict={"I": "insert_failed", "U": "update_failed"}.get(chr(piece.kind[place]), "delete_failed"),
+        relation=str(changes.relation.table),
+        key=json.dumps(key) if key else None,
+        constraint=None,
+        message=without_values(error),
+        sqlstate=error.sqlstate or "",
+        commit_lsn=int(piece.commit_lsn[place]),
     )
+    return conflict_of(refused, skippable=False)
 
 
 def _shown(piece: RowPiece, name: str, place: int) -> str | None:
@@ -150,9 +152,9 @@ def _run(
             connection.execute(block(state, changes, staging, mode.on_conflict, mode.our_origins))
         return True
     except psycopg.Error as error:
-        if error.sqlstate != conflicts.SQLSTATE:
+        if error.sqlstate != SQLSTATE:
             raise
-        raise conflicts.conflict_of(error) from None
+        raise conflict_of(Refused.from_json(error.diag.message_detail or "{}")) from None
 
 
 def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:

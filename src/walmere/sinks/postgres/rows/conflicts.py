@@ -1,4 +1,4 @@
-"""Rows that the target refuses: the part of the PL/pgSQL block that handles them, the error, and the line that is kept.
+"""Rows that the target refuses: the part of the PL/pgSQL block that handles them, and the lines that are kept.
 
     insert_exists, update_exists   a constraint is violated
     multiple_unique_conflicts      several unique constraints are violated
@@ -9,18 +9,15 @@
 Code that the target runs for a row (a trigger, a function of a constraint) may also fail in itself: a table that it
 uses does not exist. This ends the block, whatever `on_conflict` says: it is not a property of the row.
 
-With `on_conflict = "stop"`, the first such row ends the block with an error of SQLSTATE `WALCF`, whose detail describes
-it as JSON. Only values of the key are shown.
+With `on_conflict = "stop"`, the first such row ends the block with an error of SQLSTATE `WALCF`, whose detail is a
+`Refused` as JSON. Only values of the key are shown.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier
 from psycopg.sql import Literal as SqlLiteral
 
@@ -29,6 +26,7 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.postgres.connect import ROW_REFUSED, SESSION_ERROR, Connection
 from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
+from walmere.sinks.postgres.rows.refused import Refused
 from walmere.sinks.postgres.state import State
 
 SQLSTATE: Final = "WALCF"
@@ -37,8 +35,6 @@ DECLARATIONS: Final = (
 )
 """The variables of the block that are used here."""
 _NULL: Final = SQL("NULL")
-_WITHOUT_OTHER_ROWS: Final = ("23502", "23514")
-"""SQLSTATEs of NOT NULL and CHECK."""
 
 
 def probe_declaration(number: int, changes: RowChanges) -> Composable:
@@ -106,11 +102,17 @@ def _find_column(number: int, changes: RowChanges) -> Composable:
 
 def _stop(relation: str | None, key: Composable) -> Composable:
     """End the block with an error. `relation`: the table; None if it is the value of the staged change."""
-    table = SQL("(r.old)[1]") if relation is None else SqlLiteral(relation)
-    detail = SQL(
-        "json_build_object('conflict', failed_conflict, 'relation', {}, 'key', {}, 'constraint', failed_constraint,"
-        " 'message', failed_message, 'sqlstate', failed_state, 'commit_lsn', r.commit_lsn)::text"
-    ).format(table, key)
+    values = {
+        "conflict": SQL("failed_conflict"),
+        "relation": SQL("(r.old)[1]") if relation is None else SqlLiteral(relation),
+        "key": key,
+        "constraint": SQL("failed_constraint"),
+        "message": SQL("failed_message"),
+        "sqlstate": SQL("failed_state"),
+        "commit_lsn": SQL("r.commit_lsn"),
+    }
+    pairs = SQL(", ").join(SQL("{}, {}").format(SqlLiteral(name), value) for name, value in values.items())
+    detail = SQL("json_build_object({})::text").format(pairs)
     return SQL("RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = failed_message, DETAIL = {};").format(
         SqlLiteral(SQLSTATE), detail
     )
@@ -177,46 +179,12 @@ def _clear(changes: RowChanges) -> Composable:
     )
 
 
-def conflict_of(error: psycopg.Error) -> Conflict:
-    """The conflict that has ended the block."""
-    return describe(json.loads(error.diag.message_detail or "{}"))
-
-
-def describe(refused: dict[str, Any]) -> Conflict:
-    """The error for a row that was refused."""
-    lsn = Lsn(refused["commit_lsn"])
-    row = "a row without a key" if refused["key"] is None else f"the row with the key {refused['key']}"
-    what, remedy, choice = f"{row} is refused", "alter the target so that it takes the row", ""
-    if refused["conflict"] == "truncate_failed":
-        what, remedy = "a TRUNCATE is refused", "alter the target so that its tables can be truncated"
-    elif "sqlstate" not in refused:
-        pass  # the target's encoding does not have a character: `on_conflict` does not help
-    elif not re.match(ROW_REFUSED, refused["sqlstate"]):
-        remedy = "correct the trigger, rule or function of the target that fails"
-    else:
-        choice = '; or set target.on_conflict = "skip"'
-    if not refused["conflict"].endswith("_failed"):
-        what = f"{row} violates {refused['constraint'] or 'a constraint'}"
-        if refused["sqlstate"] in _WITHOUT_OTHER_ROWS:
-            remedy = "alter the constraint of the target"
-        else:
-            remedy = "change the row of the target that is in the way"
-            choice = '; or set target.on_conflict = "skip" or "overwrite"'
-    return Conflict(
-        "applying changes to the target",
-        f"{refused['conflict']} in {refused['relation']}: {what} ({refused['message']});"
-        f" its transaction has the commit LSN {lsn}",
-        f"{remedy}; or skip the whole transaction: `walmere skip -c … {lsn}`{choice}",
-        json.dumps(refused),
-    )
-
-
 def record_conflict(connection: Connection, state: State, conflict: Conflict) -> None:
     """Write a line for a conflict whose transaction was rolled back; not again when the batch is tried again.
 
     The session must keep others from applying changes: an attempt at the same time could write the line, too.
     """
-    refused = json.loads(conflict.found)
+    refused = Refused.from_json(conflict.found)
     connection.execute(
         _insert(state)
         + state.sql(
@@ -226,9 +194,12 @@ def record_conflict(connection: Connection, state: State, conflict: Conflict) ->
         ),
         [
             state.subscription,
-            *(refused[name] for name in ("relation", "conflict", "key", "constraint")),
-            str(Lsn(refused["commit_lsn"])),
-            refused["message"],
+            refused.relation,
+            refused.conflict,
+            refused.key,
+            refused.constraint,
+            str(Lsn(refused.commit_lsn)),
+            refused.message,
         ],
     )
 
