@@ -118,8 +118,9 @@ class TargetTransaction:
                 message=without_values(error),
                 sqlstate=error.sqlstate or "",
                 commit_lsn=truncate.commit_lsn,
+                in_function=bool(error.diag.context),
             )
-            raise conflict_of(refused) from None
+            raise conflict_of(refused, on_conflict=None) from None
 
     def execute(self, statement: str) -> None:
         """Run a statement."""

@@ -119,7 +119,7 @@ def _refused(changes: RowChanges, piece: RowPiece, place: int, error: psycopg.Er
         sqlstate=error.sqlstate or "",
         commit_lsn=int(piece.commit_lsn[place]),
     )
-    return conflict_of(refused, skippable=False)
+    return conflict_of(refused, on_conflict=None)
 
 
 def _shown(piece: RowPiece, name: str, place: int) -> str | None:
@@ -154,7 +154,7 @@ def _run(
     except psycopg.Error as error:
         if error.sqlstate != SQLSTATE:
             raise
-        raise conflict_of(Refused.from_json(error.diag.message_detail or "{}")) from None
+        raise conflict_of(Refused.from_json(error.diag.message_detail or "{}"), mode.on_conflict) from None
 
 
 def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:

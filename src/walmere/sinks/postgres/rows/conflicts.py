@@ -32,8 +32,16 @@ from walmere.sinks.postgres.state import State
 SQLSTATE: Final = "WALCF"
 DECLARATIONS: Final = (
     "failed_state text; failed_conflict text; failed_constraint text; failed_column text; failed_message text;"
+    " failed_context text;"
 )
 """The variables of the block that are used here."""
+_DIAGNOSTICS: Final = (
+    "GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME,"
+    " failed_message = MESSAGE_TEXT, failed_context = PG_EXCEPTION_CONTEXT;\n"
+)
+_IN_FUNCTION: Final = SQL(r"failed_context LIKE E'%\n%\n%'")
+"""Whether a function has raised the error. Otherwise the context has at most two lines, whatever the language of the
+server: one for the statement, one for the block. It is not shown, because it may have values."""
 _NULL: Final = SQL("NULL")
 
 
@@ -44,7 +52,8 @@ def probe_declaration(number: int, changes: RowChanges) -> Composable:
 
 def guarded(number: int, changes: RowChanges, state: State, statement: Composable, on_conflict: str) -> Composable:
     """The statement in a subtransaction, with what to do if the target refuses its row."""
-    stop = _stop(str(changes.relation.table), key_text(changes))
+    relation = changes.relation
+    stop = _stop(str(relation.table), key_text(changes), partitioned=relation.kind == "p")
     then: Composable = stop
     if on_conflict != "stop":
         stops = SQL("failed_state {} {}").format(
@@ -58,10 +67,7 @@ def guarded(number: int, changes: RowChanges, state: State, statement: Composabl
 
 def guarded_truncate(statement: Composable) -> Composable:
     """A TRUNCATE in a subtransaction. If it fails, the block ends with an error that names its transaction."""
-    diagnose = SQL(
-        "GET STACKED DIAGNOSTICS failed_constraint = CONSTRAINT_NAME, failed_message = MESSAGE_TEXT;"
-        " failed_conflict := 'truncate_failed'; "
-    )
+    diagnose = SQL(f"{_DIAGNOSTICS}failed_conflict := 'truncate_failed'; ")
     return _caught(statement, diagnose + _stop(None, _NULL))
 
 
@@ -74,9 +80,7 @@ def _caught(statement: Composable, then: Composable) -> Composable:
 def _diagnose(number: int, changes: RowChanges) -> Composable:
     """What was refused, and why. The server's message about a value shows it, between quotation marks."""
     return SQL(
-        "GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME,"
-        " failed_message = MESSAGE_TEXT;\n"
-        "IF failed_state LIKE '22%' THEN\n"
+        _DIAGNOSTICS + "IF failed_state LIKE '22%' THEN\n"
         """failed_message := regexp_replace(split_part(failed_message, ': "', 1), '"[^"]*"', '"..."', 'g');\n"""
         "failed_column := NULL; {}\n"
         "failed_message := coalesce('column ' || failed_column || ': ', '') || failed_message; END IF;\n"
@@ -100,7 +104,7 @@ def _find_column(number: int, changes: RowChanges) -> Composable:
     return SQL("\n").join(one.format(attempt, SqlLiteral(name)) for attempt, name in reversed(pairs))
 
 
-def _stop(relation: str | None, key: Composable) -> Composable:
+def _stop(relation: str | None, key: Composable, *, partitioned: bool = False) -> Composable:
     """End the block with an error. `relation`: the table; None if it is the value of the staged change."""
     values = {
         "conflict": SQL("failed_conflict"),
@@ -110,6 +114,8 @@ def _stop(relation: str | None, key: Composable) -> Composable:
         "message": SQL("failed_message"),
         "sqlstate": SQL("failed_state"),
         "commit_lsn": SQL("r.commit_lsn"),
+        "in_function": _IN_FUNCTION,
+        "partitioned": SqlLiteral(partitioned),
     }
     pairs = SQL(", ").join(SQL("{}, {}").format(SqlLiteral(name), value) for name, value in values.items())
     detail = SQL("json_build_object({})::text").format(pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -11,8 +12,18 @@ from walmere.errors import Conflict
 from walmere.lsn import Lsn
 from walmere.sinks.postgres.connect import ROW_REFUSED
 
-_WITHOUT_OTHER_ROWS: Final = ("23502", "23514")
-"""SQLSTATEs of NOT NULL and CHECK."""
+_BY_SQLSTATE: Final = {
+    "23502": ("alter the constraint of the target", ("skip",)),
+    "23503": (
+        "correct the rows of the target that the foreign key compares, or let its triggers fire only for other sessions"
+        " (ALTER TABLE … ENABLE TRIGGER …)",
+        ("skip",),
+    ),
+    "23505": ("change the row of the target that is in the way", ("skip", "overwrite")),
+    "23514": ("alter the constraint of the target", ("skip",)),
+    "23P01": ("change the conflicting row of the target, or alter the exclusion constraint", ("skip",)),
+}
+"""For a violated constraint, what to do, and which values of `on_conflict` help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,8 @@ class Refused:
     message: str  # of the server
     sqlstate: str
     commit_lsn: int
+    in_function: bool = False  # a function of the target has raised the error, such as that of a trigger
+    partitioned: bool = False  # the table
 
     @classmethod
     def from_json(cls, text: str) -> Refused:
@@ -36,25 +49,25 @@ class Refused:
         """For the error that crosses processes."""
         return json.dumps(asdict(self))
 
+    @property
+    def lacks_partition(self) -> bool:
+        """Whether the target has no partition for the row."""
+        return self.sqlstate == "23514" and self.partitioned and not self.constraint and not self.in_function
 
-def conflict_of(refused: Refused, *, skippable: bool = True) -> Conflict:
-    """The error for a change that was refused. `skippable`: `on_conflict` decides about it."""
+
+def conflict_of(refused: Refused, on_conflict: str | None) -> Conflict:
+    """The error for a change that was refused. `on_conflict`: as it is set; None if no value of it helps."""
     lsn = Lsn(refused.commit_lsn)
-    row = "a row without a key" if refused.key is None else f"the row with the key {refused.key}"
-    what, remedy, choice = f"{row} is refused", "alter the target so that it takes the row", ""
+    what = "a row without a key" if refused.key is None else f"the row with the key {refused.key}"
     if refused.conflict == "truncate_failed":
-        what, remedy = "a TRUNCATE is refused", "alter the target so that its tables can be truncated"
-    elif not re.match(ROW_REFUSED, refused.sqlstate):
-        remedy = "correct the trigger, rule or function of the target that fails"
-    elif skippable:
-        choice = '; or set target.on_conflict = "skip"'
-    if not refused.conflict.endswith("_failed"):
-        what = f"{row} violates {refused.constraint or 'a constraint'}"
-        if refused.sqlstate in _WITHOUT_OTHER_ROWS:
-            remedy = "alter the constraint of the target"
-        else:
-            remedy = "change the row of the target that is in the way"
-            choice = '; or set target.on_conflict = "skip" or "overwrite"'
+        what = "a TRUNCATE is refused"
+    elif refused.conflict.endswith("_failed") or refused.lacks_partition:
+        what += " is refused"
+    else:
+        what += f" violates {refused.constraint or 'a constraint'}"
+    remedy, helps = _remedy(refused)
+    others = [] if on_conflict is None else [f'"{each}"' for each in helps if each != on_conflict]
+    choice = f"; or set target.on_conflict = {' or '.join(others)}" if others else ""
     return Conflict(
         "applying changes to the target",
         f"{refused.conflict} in {refused.relation}: {what} ({refused.message});"
@@ -62,3 +75,19 @@ def conflict_of(refused: Refused, *, skippable: bool = True) -> Conflict:
         f"{remedy}; or skip the whole transaction: `walmere skip -c … {lsn}`{choice}",
         refused.to_json(),
     )
+
+
+def _remedy(refused: Refused) -> tuple[str, Sequence[str]]:
+    """What to do, and which values of `on_conflict` help."""
+    is_row_refused = re.match(ROW_REFUSED, refused.sqlstate)
+    if refused.in_function and not is_row_refused:
+        return "correct the trigger, rule or function of the target that fails", ()
+    if refused.conflict == "truncate_failed":
+        return "alter the target so that its tables can be truncated", ()
+    if not is_row_refused:
+        return "correct what the message says at the target", ()
+    if refused.lacks_partition:
+        return "create a partition for the row at the target", ("skip",)
+    if refused.sqlstate in _BY_SQLSTATE and not refused.in_function:
+        return _BY_SQLSTATE[refused.sqlstate]
+    return "alter the target so that it takes the row", ("skip",)
