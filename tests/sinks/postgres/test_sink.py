@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from sinks.subjects import BY_ID, DatabaseWriter, sink_of, text_changes
 from walmere.apply.fold_rows import fold_rows
 from walmere.apply.transaction import TableChanges, apply_changes
 from walmere.config import PostgresTarget
-from walmere.errors import ColumnMissing, SinkMismatch, SinkRefused
+from walmere.errors import ColumnMissing, SinkMismatch, SinkRefused, SinkUnavailable
 from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.owner import Owner
@@ -170,6 +171,17 @@ def test_missing_privileges_are_named_one_after_the_other(database: Database, si
         with pytest.raises(SinkRefused, match=r"may not create the table other\.new"):
             creating.require_tables({TableName("shop", "new"): ["id"], TableName("other", "new"): ["id"]})
     database.execute("DROP SCHEMA shop CASCADE", f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
+
+
+def test_a_target_that_refuses_connections_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    dsn = SecretStr(f"postgresql://someone@127.0.0.1:{port}/db")
+    sink = PostgresSink(PostgresTarget(kind="postgres", dsn=dsn), "test")
+    with pytest.raises(SinkUnavailable) as caught:
+        sink.standing(TABLE)
+    wrong = f'connection to server at "127.0.0.1", port {port} failed: Connection refused'
+    assert caught.value.wrong == wrong, "without libpq's question whether the server is running there"
 
 
 def test_the_state_of_another_owner_is_refused_or_taken_over(database: Database, sink: PostgresSink) -> None:

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import errors as pg
 
 from walmere.errors import SinkError, SinkFull, SinkMismatch, SinkRefused, SinkUnavailable
-from walmere.libpq import Address, conninfo_of, describe, scrubber, settings
+from walmere.libpq import Address, conninfo_of, describe, one_line, scrubber, settings
 from walmere.sinks.postgres.text import TextArray, TextArrayDumper
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -132,6 +132,7 @@ def translate(error: psycopg.Error, doing: str, scrub: Any = str) -> SinkError:
 
 def without_values(error: psycopg.Error) -> str:
     """The server's message without its detail and context, which show rows; and without a value that is not valid."""
-    text = " ".join((error.diag.message_primary or str(error)).split())
+    primary = error.diag.message_primary
+    text = one_line(error) if primary is None else " ".join(primary.split())
     invalid = error.sqlstate is not None and error.sqlstate.startswith("22")
     return re.sub(r'"[^"]*"', '"…"', text.partition(': "')[0]) if invalid else text
