@@ -14,7 +14,7 @@ from sinks.histories import SCHEMA, UNCHANGED, Change, insert, row, update
 from sinks.postgres.target import TABLE, begin, clean, conflicts, do, found
 from sinks.subjects import BY_ID, DatabaseWriter, sink_of, text_changes
 from walmere.apply.fold_rows import require_identity
-from walmere.errors import Conflict, NotMirrored, SinkError
+from walmere.errors import ColumnMissing, Conflict, NotMirrored, SinkError
 from walmere.names import Identity, TableName
 from walmere.publisher.ddl import TableDdl
 from walmere.sinks.postgres.relation import missing_columns
@@ -190,6 +190,40 @@ def test_a_column_is_renamed_before_its_old_name_is_used_for_a_new_column(
     columns = dict.fromkeys(SCHEMA.names, "") | {"count": "count text DEFAULT 'new'", "was_count": "was_count int"}
     assert creates.alter(TABLE, TableDdl(added=columns), {"was_count": "count"}, ["count"]) == 1
     assert database.rows("SELECT id, was_count, count FROM t") == [(1, 3, "new")]
+
+
+@pytest.mark.parametrize(
+    ("now", "renamed", "added"),
+    [
+        (["count"], {"was_count": "count"}, ["count"]),
+        (["note"], {"note": "count", "was_note": "note"}, []),
+        (["note", "count"], {"note": "count", "was_note": "note"}, ["count"]),
+    ],
+    ids=["name of a new column", "name of another column", "both"],
+)
+def test_the_hint_for_a_renamed_column_has_all_statements_if_its_old_name_is_used_again(
+    database: Database, sink: PostgresSink, now: list[str], renamed: dict[str, str], added: list[str]
+) -> None:
+    begin(sink, row(1, count=3, note="of note"))
+    names = {*SCHEMA.names} - {*renamed.values()} | {*renamed} | {*now}
+    columns = {name: f"{name} text DEFAULT 'new'" for name in names}
+    with pytest.raises(ColumnMissing) as caught:
+        sink.alter(TABLE, TableDdl(added=columns), renamed, added)
+    database.execute(caught.value.hint.partition("or set")[0])
+    expected = {"count": 3, "note": "of note"}
+    wanted = tuple(expected[old] for old in renamed.values()) + ("new",) * len(added)
+    assert database.rows(f"SELECT {', '.join([*renamed, *added])} FROM t") == [wanted]
+
+
+@pytest.mark.parametrize("added", [["count"], []], ids=["name of a new column", "name is not used again"])
+def test_a_renamed_column_that_was_added_at_the_target_instead_needs_a_copy(
+    database: Database, sink: PostgresSink, added: list[str]
+) -> None:
+    """Otherwise the new column would keep the values of the old one, and the renamed one would have none."""
+    begin(sink, row(1, count=3))
+    columns = dict.fromkeys([*(name for name in SCHEMA.names if name != "count" or added), "was_count"], "")
+    database.execute("ALTER TABLE t ADD was_count int")
+    assert sink.alter(TABLE, TableDdl(added=columns), {"was_count": "count"}, added) is None
 
 
 def test_a_copied_value_that_does_not_fit_names_the_column_and_what_to_do(

@@ -154,6 +154,24 @@ def test_columns_that_are_added_or_renamed_have_the_values_of_the_source_also_in
     assert both.ours.value("SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = 't'::regclass LIMIT 1")
 
 
+@pytest.mark.long
+def test_a_column_that_the_target_adds_instead_of_renaming_one_has_the_values_of_the_source(both: SideBySide) -> None:
+    """A new column has the old name, so no column seems to be missing any more."""
+    both.everywhere("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    both.source("INSERT INTO t VALUES (1, 'old')", "CREATE PUBLICATION pub FOR TABLE t")
+    both.subscribe()
+    both.sync_ours()
+    both.source(
+        "BEGIN; ALTER TABLE t RENAME a TO b; ALTER TABLE t ADD a text; COMMIT", "INSERT INTO t VALUES (2, 'b', 'a')"
+    )
+    error = both.ours_stops()
+    assert 'RENAME COLUMN a TO b; ALTER TABLE public.t ADD COLUMN "a" text; or set' in error.hint
+    both.ours.execute("ALTER TABLE t ADD b text")
+    both.sync_ours()
+    query = "SELECT id, a, b FROM t ORDER BY id"
+    assert both.ours.rows(query) == both.publisher.rows(query) == [(1, None, "old"), (2, "a", "b")]
+
+
 def test_a_table_waits_for_a_column_with_the_statement_that_adds_it_and_goes_on_by_itself(
     both: SideBySide, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -203,16 +203,21 @@ def missing_columns(
 ) -> ColumnMissing:
     """The error for columns that the target's table does not have.
 
-    `definitions`: of the columns, in SQL. `renamed`: old names by new ones.
+    `definitions`: of all columns of the source, in SQL. `renamed`: old names, which the target has, by new ones.
     """
     columns = "column" if len(missing) == 1 else "columns"
     definitions, renamed = definitions or {}, renamed or {}
-    statements = [
-        f"ALTER TABLE {_in_sql(*table)} RENAME COLUMN {_in_sql(renamed[name])} TO {_in_sql(name)}; "
-        for name in missing
-        if name in renamed
-    ]
-    added = [f"ADD COLUMN {definitions.get(name, f'{_in_sql(name)} …')}" for name in missing if name not in renamed]
+    statements: list[str] = []
+    added: list[str] = []
+    for name in missing:
+        wanted = name
+        while wanted in renamed:
+            old = renamed[wanted]
+            rename = f"RENAME COLUMN {_in_sql(old)} TO {_in_sql(wanted)}"
+            statements.append(f"ALTER TABLE {_in_sql(*table)} {rename}; ")
+            wanted = old
+        if wanted == name or wanted in definitions:  # a new column may have the old name of another one
+            added.append(f"ADD COLUMN {definitions.get(wanted, f'{_in_sql(wanted)} …')}")
     if added:  # a RENAME must be a statement of its own
         statements.append(f"ALTER TABLE {_in_sql(*table)} {', '.join(added)}; ")
     return ColumnMissing(

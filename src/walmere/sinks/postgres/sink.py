@@ -215,8 +215,12 @@ class PostgresSink:
     ) -> int | None:
         """Make sure that a table has the columns of a definition. Returns its version; None: it has to be copied again.
 
-        `renamed`: old names by new ones. `added`: the names of new columns. If the table has a column of such a name
-        already, it may be that of a column which the source has dropped, so it has other values in the existing rows.
+        `renamed`: old names by new ones. If the table has columns of both names, their values are not known: somebody
+        may have added one instead of renaming the other.
+
+        `added`: the names of new columns. If the table has a column of such a name already, it may be that of a column
+        which the source has dropped, so it has other values in the existing rows. Without `create_tables`, somebody has
+        added it, as the error for missing columns says.
         """
         doing = f"altering the target's table {table}"
         columns = definition.added
@@ -225,14 +229,14 @@ class PostgresSink:
             if relation is None:
                 raise missing_table(table, doing)
             missing = [name for name in columns if name not in relation.columns]
+            renamed = {name: old for name, old in renamed.items() if old in relation.columns}
             if missing and not self.create_tables:
                 raise missing_columns(table, missing, doing, columns, renamed)
-            moved = {name: old for name, old in renamed.items() if name in missing and old in relation.columns}
+            moved = {name: old for name, old in renamed.items() if name in missing}
             moved = {name: old for name, old in moved.items() if old not in columns or old in added}
             freed = moved.values()  # a new column may have the old name of another one
             had = [name for name in added if name in relation.columns and name not in freed]
-            had += [name for name, old in renamed.items() if {name, old} <= relation.columns.keys()]
-            if had and self.create_tables:
+            if (had and self.create_tables) or any(name in relation.columns for name in renamed):
                 return None
             new = [name for name in columns if name in freed or (name in missing and name not in moved)]
             with connection.transaction():
