@@ -23,10 +23,12 @@ from walmere.changelog.plan import Blocks, Planner, TwoPhase
 from walmere.config import Config
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
-from walmere.names import TableName
+from walmere.names import Identity, TableName
 from walmere.sinks.postgres import prepared
 from walmere.sinks.postgres.rows import apply as staging
 from walmere.sinks.postgres.sink import PostgresSink
+from walmere.sinks.postgres.statements import RowSet
+from walmere.sinks.postgres.transaction import TargetTransaction
 
 TABLES = ("t", "u")
 
@@ -275,6 +277,110 @@ def test_a_prepared_transaction_whose_segments_are_deleted_while_it_is_applied_w
     assert not replica.target.rows("SELECT FROM pg_prepared_xacts WHERE database = current_database()")
     assert not replica.target.rows("SELECT FROM t")
     assert not replica.target.rows("SELECT FROM log")
+
+
+class Gathered(Replica):
+    """The partitions of `p` are published each under its own name, and are one table of the target."""
+
+    def __init__(self, source: Database, target: Database, config: Config) -> None:
+        super().__init__(source, target, config)
+        columns = "id int PRIMARY KEY, v int, w text"
+        source.execute(
+            f"CREATE TABLE p ({columns}) PARTITION BY RANGE (id)",
+            # in the log, blocks are in the order of their OIDs: this is not the order of the changes
+            "CREATE TABLE high PARTITION OF p FOR VALUES FROM (1000) TO (2000000)",
+            "CREATE TABLE low PARTITION OF p FOR VALUES FROM (-2000000) TO (1000)",
+            "ALTER PUBLICATION pub ADD TABLE low, high",
+        )
+        target.execute(f"CREATE TABLE p ({columns}, UNIQUE (v))")  # so changes of both partitions depend on each other
+        self.start = receive_all(source, config)
+        self.table = TableName("public", "p")
+        self.sink.begin_copy(self.table, ["id", "v", "w"]).finish(self.start)
+
+    def apply(self, skip: Lsn | None = None, two_phase: TwoPhase | None = None) -> list[Applied]:
+        planner = Planner(self.config.changelog)
+        root, *leaves = (self.source.value(f"SELECT '{each}'::regclass::oid::int8") for each in ("p", "low", "high"))
+        made = planner.plan(dict.fromkeys(leaves, self.start), planner.end_lsn, dict.fromkeys(leaves, root))
+        refs = made.blocks[root]
+        versions = {number: made.definitions[number] for number in {(r.block.relation, r.version) for r in refs}}
+        shape = shape_of(next(iter(versions.values())).relation)._replace(table=self.table)
+        stored = self.sink.standing(self.table)
+        assert stored is not None
+        rest: Any = (made.end_lsn, False, Identity("d", ("id",)), True, None, stored.version, self.start)
+        job = ApplyJob(root, self.table, shape, Blocks(self.config.changelog, refs, versions, 2), {}, *rest)
+        return apply_batch([job], Batch(made.end_lsn, None, (root,), skip=skip, two_phase=two_phase), self.sink)
+
+    def assert_equal(self) -> None:
+        query = "SELECT * FROM p ORDER BY id"
+        assert self.target.rows(query) == self.source.rows(query)
+
+
+@pytest.fixture
+def gathered(database18: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gathered:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    return Gathered(database18, target, database18.config(tmp_path))
+
+
+@pytest.fixture
+def in_memory_by_sets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How much memory Arrow has used, each time that changes were applied by sets of rows."""
+    sizes: list[int] = []
+    before = pa.total_allocated_bytes()
+    apply = TargetTransaction.apply_set
+
+    def measured(transaction: TargetTransaction, rows: RowSet) -> bool:
+        sizes.append(pa.total_allocated_bytes() - before)
+        return apply(transaction, rows)
+
+    monkeypatch.setattr(TargetTransaction, "apply_set", measured)
+    return sizes
+
+
+def test_rows_of_a_gathered_table_that_move_between_partitions_are_applied_in_pieces_in_order(
+    gathered: Gathered, in_memory_by_sets: list[int]
+) -> None:
+    for i in range(4):
+        gathered.write(f"INSERT INTO p SELECT i, i, 'a' FROM generate_series({i * 10}, {i * 10 + 9}) i")
+        gathered.write(
+            "UPDATE p SET id = id + 1000, w = w || 'b' WHERE id < 1000 AND id % 3 = 0",
+            f"INSERT INTO p VALUES ({5001 + 2 * i}, {-1 - i}, 'new')",
+        )
+        gathered.write(
+            "BEGIN; UPDATE p SET id = id - 1000, w = w || 'c' WHERE id >= 1000 AND id % 2 = 0;"
+            " UPDATE p SET id = id + 1000, w = w || 'd' WHERE id < 1000 AND id % 5 = 0; COMMIT",
+            f"DELETE FROM p WHERE id % 7 = {i}",
+        )
+    gathered.apply()
+    gathered.assert_equal()
+    assert not gathered.target.rows("SELECT FROM walmere.conflicts")
+    assert len(in_memory_by_sets) > 4
+
+
+def test_a_gathered_table_is_truncated_between_pieces(gathered: Gathered) -> None:
+    gathered.write("INSERT INTO p SELECT i, i, 'a' FROM generate_series(990, 1010) i")
+    gathered.write("BEGIN; DELETE FROM p WHERE id < 995; TRUNCATE p; INSERT INTO p VALUES (1, 1, 'after'); COMMIT")
+    gathered.write("UPDATE p SET id = 1001", "INSERT INTO p VALUES (1, 2, 'later')")
+    gathered.apply()
+    gathered.assert_equal()
+    assert not gathered.target.rows("SELECT FROM walmere.conflicts")
+
+
+def test_memory_does_not_grow_with_changes_of_a_gathered_table(
+    gathered: Gathered, in_memory_by_sets: list[int]
+) -> None:
+    peaks = []
+    for segments in (2, 12):
+        del in_memory_by_sets[:]
+        for _ in range(segments):
+            gathered.write(
+                "INSERT INTO p SELECT CASE i % 2 WHEN 0 THEN i ELSE -i END, NULL, repeat(md5(i::text), 300) FROM"
+                " (SELECT coalesce(max(id), 1000) AS last FROM p) m, generate_series(last + 1, last + 200) i"
+            )
+        gathered.apply()
+        gathered.start = Planner(gathered.config.changelog).end_lsn
+        peaks.append(max(in_memory_by_sets))
+    gathered.assert_equal()
+    assert peaks[1] < 1.5 * peaks[0], peaks
 
 
 @pytest.mark.parametrize("fires", [False, True], ids=["by sets", "row by row"])

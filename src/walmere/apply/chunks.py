@@ -4,13 +4,14 @@ While the target's server applies a chunk, a thread reads, decodes and folds the
 neither waits for the other, and the memory of a task does not grow with its batch.
 
 A TRUNCATE empties tables together, so it has to be known before anything is applied. And tables that are applied row by
-row are changed in the order of the source among each other. Such changes are read twice (`ChangesInLog`): once for what
-there is, then, chunk by chunk, to apply or to stage them.
+row are changed in the order of the source among each other. Such changes, and those of a gathered table, are read twice
+(`ChangesInLog`): once for what there is, then, chunk by chunk, to apply or to stage them.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -72,7 +73,7 @@ class ChangesInLog:
         return [name for name, *_ in self.span.shape.columns]
 
     def pieces(self) -> Iterator[TextChanges]:
-        """The changes in pieces, each in order; and the pieces too, unless the table is gathered from several."""
+        """The changes in pieces, in order."""
         for refs in _divided(self.blocks.refs):
             piece = decode_text(self.blocks, self.span, self.applied, self.skip, refs)
             if piece is not None:
@@ -84,13 +85,13 @@ class ChangesInLog:
 
 
 def read_changes(
-    job: ApplyJob, span: Span, applied: Lsn | None, skip: Lsn | None, *, by_rows: bool
+    job: ApplyJob, span: Span, applied: Lsn | None, skip: Lsn | None
 ) -> tuple[TextChanges | ChangesInLog, int] | None:
     """The changes of a span, and how many they are; None if there are none. Raises NotMirrored.
 
-    If they are many, they stay in the log. `by_rows`: they are applied row by row, so their pieces need no order.
+    If they are many, they stay in the log.
     """
-    if not _has_many(job) or (job.blocks.parts and not by_rows):
+    if not _has_many(job):
         changes = decode_text(job.blocks, span, applied, skip)
         if changes is None:
             return None
@@ -156,16 +157,34 @@ def _make(
 
 
 def _divided(refs: Sequence[BlockRef]) -> list[list[BlockRef]]:
-    """References in order, as chunks."""
+    """References as chunks, whose changes are in order among each other."""
     chunks: list[list[BlockRef]] = [[]]
     size, limit = 0, CHUNK_BYTES
-    for ref in refs:
+    for overlapping in _overlapping(refs):
         if size >= limit:
             chunks.append([])
             size, limit = 0, min(2 * limit, MAX_CHUNK_BYTES)
-        chunks[-1].append(ref)
-        size += ref.block.length
+        chunks[-1] += overlapping
+        size += sum(ref.block.length for ref in overlapping)
     return chunks
+
+
+def _overlapping(refs: Sequence[BlockRef]) -> Iterator[list[BlockRef]]:
+    """References that must be in one chunk.
+
+    Segments are in order, and so are the blocks of one relation. In a gathered table, a segment has blocks of several
+    relations, whose changes may alternate.
+    """
+    for _, of_segment in itertools.groupby(refs, key=lambda ref: ref.segment.file):
+        together: list[BlockRef] = []
+        last = 0
+        for ref in sorted(of_segment, key=lambda ref: ref.block.first_sequence):
+            if together and ref.block.first_sequence > last:
+                yield together
+                together = []
+            together.append(ref)
+            last = max(last, ref.block.last_sequence)
+        yield together
 
 
 def _ahead(makers: Sequence[Callable[[], Made]]) -> Iterator[Made]:

@@ -244,9 +244,7 @@ def _read(job: ApplyJob, transaction: TargetTransaction, skip: Lsn | None) -> tu
         if span.shape != job.shape or span.empty:
             awaits = span.shape if span.shape != job.shape else None
             return replace(result, stopped=Stopped(span.start, awaits)), found
-        names = [name for name, *_ in span.shape.columns]
-        by_rows = transaction.one_by_one(table, span.identity, names)
-        read = read_changes(job, span, reached, skip, by_rows=by_rows)
+        read = read_changes(job, span, reached, skip)
         end = span.end or job.end_lsn
         if read is not None:
             changes, count = read
