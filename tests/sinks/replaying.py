@@ -12,51 +12,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from sinks.histories import Change, typed
-from walmere.apply.fold import fold
+from sinks.histories import Change
+from sinks.text_table import BY_ID, SCHEMA, TABLE, begin, delete, do, next_lsn, rows, update
 from walmere.directory import Directory
-from walmere.lsn import Lsn
-from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
 from walmere.sinks.delta.log import replay
 from walmere.sinks.delta.log.recorded_size import NotRecorded, recorded_size
 from walmere.sinks.delta.log.replay import TableVersion
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
-
-TABLE = TableName("public", "t")
-SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
-BY_ID = Identity("d", ("id",))
-K = ord("K")
-
-
-def rows(*ids: int, text: str = "x") -> pa.Table:
-    return pa.table([list(ids), [text] * len(ids)], schema=SCHEMA)
-
-
-def begin(sink: DeltaSink, *parts: pa.Table) -> None:
-    sink.create(TABLE, SCHEMA)
-    staged = [file for part in parts for file in sink.stage(TABLE, part.to_batches())]
-    sink.commit(TABLE, staged, Lsn(1), OVERWRITE)
-
-
-def do(sink: DeltaSink, *changes: Change) -> int:
-    schema = sink.current(TABLE).arrow_schema
-    more = (None,) * (len(schema) - 2)
-    wider = [Change(c.kind, c.new and (*c.new, *more), c.old and (*c.old, *more), c.old_kind) for c in changes]
-    return sink.apply(TABLE, fold(typed(wider, schema), BY_ID), next_lsn(sink), BY_ID)
-
-
-def next_lsn(sink: DeltaSink) -> Lsn:
-    return Lsn((sink.applied(TABLE) or 0) + 1)
-
-
-def update(key: int, text: str = "new") -> Change:
-    return Change("U", (key, text))
-
-
-def delete(key: int) -> Change:
-    return Change("D", None, (key, None), K)
 
 
 def log(sink: DeltaSink) -> Path:

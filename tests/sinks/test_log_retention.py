@@ -11,17 +11,8 @@ import pytest
 
 from delta_rows import read_delta
 from sinks.histories import rows_of
-from sinks.replaying import (
-    TABLE,
-    begin,
-    check,
-    do,
-    forget,
-    log,
-    long_history,
-    rows,
-    update,
-)
+from sinks.replaying import check, forget, log, long_history
+from sinks.text_table import TABLE, begin, do, rows, update
 from walmere.directory import Directory
 from walmere.ledger.entry import Entry
 from walmere.lsn import Lsn

@@ -17,20 +17,8 @@ from hypothesis import strategies as st
 
 from delta_rows import read_delta
 from sinks.histories import rows_of
-from sinks.replaying import (
-    OURS,
-    SCHEMA,
-    TABLE,
-    begin,
-    check,
-    delete,
-    do,
-    forget,
-    log,
-    long_history,
-    rows,
-    seen_by_us,
-)
+from sinks.replaying import OURS, check, forget, log, long_history, seen_by_us
+from sinks.text_table import SCHEMA, TABLE, begin, delete, do, rows
 from walmere.directory import Directory
 from walmere.errors import SinkMismatch
 from walmere.sinks.delta.files.data_file import DataFile

@@ -11,19 +11,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sinks.replaying import (
-    OURS,
-    SCHEMA,
-    TABLE,
-    begin,
-    check,
-    do,
-    forget,
-    log,
-    long_history,
-    rows,
-    update,
-)
+from sinks.replaying import OURS, check, forget, log, long_history
+from sinks.text_table import SCHEMA, TABLE, begin, do, rows, update
 from walmere.directory import Directory
 from walmere.lsn import Lsn
 from walmere.names import TableName

@@ -6,66 +6,27 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from delta_rows import read_delta
-from sinks.histories import Change, rows_of, typed
-from walmere.apply.fold import fold
+from sinks.histories import Change
+from sinks.text_table import BY_ID, SCHEMA, TABLE, begin, content, delete, do, insert, rows, update
 from walmere.lsn import Lsn
-from walmere.names import Identity, TableName
 from walmere.sinks.base import OVERWRITE, Upkeep
 from walmere.sinks.delta.log import actions, replay
 from walmere.sinks.delta.sink import DeltaSink
 from walmere.sinks.delta.tables import APP_ID
 
-TABLE = TableName("public", "t")
-SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 WITH_TIME = SCHEMA.append(pa.field("at", pa.timestamp("us")))
-BY_ID = Identity("d", ("id",))
-K = ord("K")
 LEGACY = {"appendOnly", "invariants"}  # writer version 2 implies them, and a list of features has to name them
 
 
 @pytest.fixture
 def sink(tmp_path: Path) -> DeltaSink:
     return DeltaSink(str(tmp_path / "lake"))
-
-
-def rows(*ids: int, text: str = "x") -> pa.Table:
-    return pa.table([list(ids), [text] * len(ids)], schema=SCHEMA)
-
-
-def begin(sink: DeltaSink, *parts: pa.Table) -> None:
-    sink.create(TABLE, parts[0].schema)
-    staged = [file for part in parts for file in sink.stage(TABLE, part.to_batches())]
-    sink.commit(TABLE, staged, Lsn(1), OVERWRITE)
-
-
-def do(sink: DeltaSink, *changes: Change) -> int:
-    schema = sink.current(TABLE).arrow_schema
-    lsn = Lsn((sink.applied(TABLE) or 0) + 1)
-    return sink.apply(TABLE, fold(typed(changes, schema), BY_ID), lsn, BY_ID)
-
-
-def update(key: int, text: str = "new") -> Change:
-    return Change("U", (key, text))
-
-
-def insert(key: int, text: str = "x") -> Change:
-    return Change("I", (key, text))
-
-
-def delete(key: int) -> Change:
-    return Change("D", None, (key, None), K)
-
-
-def content(sink: DeltaSink) -> list[tuple[Any, ...]]:
-    return sorted(rows_of(read_delta(sink.open(TABLE))))
 
 
 def without_vectors(sink: DeltaSink) -> DeltaSink:
