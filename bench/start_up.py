@@ -28,6 +28,7 @@ BAR = 7.0
 STATUS_BAR = 0.4
 """CPU seconds."""
 TABLES = 5
+OURS = "walmere.session"
 
 FIRST_BATCH = """
 import json, sys, time
@@ -35,7 +36,7 @@ began = float(sys.argv[2])
 import walmere
 from pyspark.sql import SparkSession
 marks = [("Python imports", time.time())]
-if sys.argv[3] == "ours":
+if sys.argv[3] == "walmere.session":
     spark = walmere.session("local[2]")
 else:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
@@ -175,9 +176,9 @@ def child(*arguments: str) -> list[tuple[str, float]]:
     return [*map(tuple, json.loads(lines[-1])), ("exit of Python and the JVM", time.time() - at)]
 
 
-def first_batch(directory: Path, java_options: str) -> tuple[float, list[tuple[str, float]]]:
+def first_batch(directory: Path, session: str) -> tuple[float, list[tuple[str, float]]]:
     """The seconds up to the end of the first batch, and what they were spent on."""
-    marks = child("-c", FIRST_BATCH, str(directory), str(time.time()), java_options)
+    marks = child("-c", FIRST_BATCH, str(directory), str(time.time()), session)
     return sum(part for _, part in marks[:-1]), marks
 
 
@@ -209,18 +210,20 @@ def main() -> None:
         more = {"seconds": [round(took, 2) for took, _ in runs], "cpu_seconds": [round(cpu, 2) for _, cpu in runs]}
         report.value(name, f"{median:.2f} s", f"≤ {BAR:.0f} s", median <= BAR, **more)
         show("walmere run --once", child("-m", "bench.start_up", "--split", str(file)))
-        classes = f"-XX:SharedArchiveFile={archive}"
-        for title, java_options in (
-            ("with the archive of classes", classes),
-            ("with it, and only Java's first compiler", f"{classes} -XX:TieredStopAtLevel=1"),
-            ("without an archive", ""),
-        ):
-            firsts = [first_batch(Path(scratch, "subscription"), java_options) for _ in range(given.rounds)]
-            median, marks = sorted(firsts)[len(firsts) // 2]
-            rounds = [round(total, 2) for total, _ in firsts]
+        sessions = {
+            "walmere.session": OURS,
+            "SparkSession.builder with the archive of classes": f"-XX:SharedArchiveFile={archive}",
+            "SparkSession.builder": "",
+        }
+        firsts: dict[str, list[tuple[float, list[tuple[str, float]]]]] = {title: [] for title in sessions}
+        for _ in range(given.rounds):
+            for title, session in sessions.items():
+                firsts[title].append(first_batch(Path(scratch, "subscription"), session))
+        for title, found in firsts.items():
+            median, marks = sorted(found)[len(found) // 2]
             name = f"format pgoutput: a program's start to the end of its first batch, {title}"
-            met = median <= BAR or not java_options
-            report.value(name, f"{median:.2f} s", f"≤ {BAR:.0f} s" if java_options else "stated", met, seconds=rounds)
+            bar, met = (f"≤ {BAR:.0f} s", median <= BAR) if sessions[title] == OURS else ("stated", True)
+            report.value(name, f"{median:.2f} s", bar, met, seconds=[round(total, 2) for total, _ in found])
             show(name, marks)
     report.finish()
 
