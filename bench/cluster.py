@@ -166,8 +166,7 @@ class Bench:
         """Measure the driver of a running subscription while batches of one size are applied, then of the other."""
         self.cluster.use(0)
         self.source.sql.execute("CREATE TABLE d (id bigint PRIMARY KEY, note text); CREATE PUBLICATION d FOR TABLE d")
-        # without it, the driver looks for changes 40 times a second between batches, which takes more than the batches
-        settings = {**self.cluster.settings(max(WORKERS)), "spark.sql.streaming.pollingDelay": "1s"}
+        settings = self.cluster.settings(max(WORKERS))
         # the whole heap from the start: otherwise the JVM takes more of it with time, whatever the batches are
         heap = "-Xms512m -XX:+AlwaysPreTouch"
         settings |= {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": f"{JVM_OPTIONS} {heap}"}
@@ -234,7 +233,7 @@ class Bench:
 
 
 def driver_usage(process: psutil.Popen) -> tuple[float, int]:
-    """CPU seconds and memory of a driver with its JVM and planners, without the receiver, which reads all rows."""
+    """CPU seconds and memory of a driver with its JVM, without the receiver, which reads all rows."""
     total = usage(process).cpu_seconds
     memory = process.memory_info().rss
     for each in process.children(recursive=True):

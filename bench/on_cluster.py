@@ -23,7 +23,7 @@ from walmere.errors import LakeError
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.object_store import open_store
 from walmere.running import launcher
-from walmere.spark.apply_query import OnBatch
+from walmere.spark.apply import OnBatch
 from walmere.subscription.launcher import Launcher
 from walmere.testing.cluster import Cluster
 

@@ -25,7 +25,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import TableName
 from walmere.running import launcher
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.spark.apply_query import OnBatch
+from walmere.spark.apply import OnBatch
 from walmere.subscription.launcher import Launcher
 
 
@@ -39,6 +39,8 @@ class OurSubscription:
         self.source = source
         self.directory = directory
         self.publication = publication
+        self.batch_seconds: list[float] = []
+        """How long each batch took."""
         directory.mkdir(exist_ok=True)
 
     def config_file(self, slot: str | None = None) -> Path:
@@ -48,7 +50,7 @@ class OurSubscription:
 
     def launcher(self, slot: str, on_batch: OnBatch = lambda *_: None) -> Launcher:
         file = self.config_file(slot)
-        return launcher(configuration.load(file), file, on_batch=on_batch)
+        return launcher(configuration.load(file), file, on_batch=on_batch, on_batch_end=self.batch_seconds.append)
 
     def run(self, slot: str, end: str) -> Run:
         """Do what `walmere run --until` does, without starting Spark. The time is that of the last commit of changes.

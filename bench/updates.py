@@ -31,7 +31,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from psycopg.rows import dict_row
-from pyspark.sql import SparkSession
 
 import walmere
 from bench import backlog, freshness
@@ -261,7 +260,7 @@ class Bench(backlog.Bench):
                     with freshness.writing(self.dsn, update_three, seconds, 1) as written:
                         written.result()
                     wait_for_changes(batches, first, seconds * 3)
-                    times[publication] += batch_seconds()[-seconds // 2 :]  # the others warm up
+                    times[publication] += ours.batch_seconds[-seconds // 2 :]  # the others warm up
         ratio = statistics.median(times["many"]) / statistics.median(times["few"])
         self.report.value(
             f"three tables that change each second: batch time with {many:,} tables, compared with 3",
@@ -347,15 +346,6 @@ def update_three(number: int) -> tuple[bytes, list[Any]]:
     one = "UPDATE t{} SET number = %s WHERE id = %s"
     statement = f"WITH a AS ({one.format(0)}), b AS ({one.format(1)}) {one.format(2)}"
     return statement.encode(), [number, 1 + number % 100] * 3
-
-
-def batch_seconds() -> list[float]:
-    """How long the last batches of the apply query took, from its trigger to its end."""
-    spark = SparkSession.getActiveSession()
-    assert spark is not None
-    [query] = spark.streams.active
-    progress = query.recentProgress  # no rows pass through the query, so their number says nothing
-    return [each["durationMs"]["triggerExecution"] / 1000 for each in progress if "addBatch" in each["durationMs"]]
 
 
 def main() -> None:

@@ -117,9 +117,8 @@ def test_no_part_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("walmere.apply.worker", "walmere.spark.apply_query", "walmere.spark.reference_source"),
+        *("walmere.apply.worker", "walmere.spark.apply_task"),
         *(
-            "walmere.subscription.batches",
             "walmere.source.format",
             "walmere.source.columns",
             "walmere.source.log",
@@ -167,8 +166,8 @@ def test_the_picture_in_the_architecture_is_up_to_date() -> None:
         ("changelog/writer.py", "from walmere.config import Config"),
         ("publisher/stream.py", "from walmere.changelog.writer import Writer"),
         ("publisher/stream.py", "from walmere.spark import apply"),
-        ("spark/apply_query.py", "from walmere.publisher.connect import connect"),
-        ("spark/apply_query.py", "import psycopg"),
+        ("spark/apply.py", "from walmere.publisher.connect import connect"),
+        ("spark/apply.py", "import psycopg"),
         ("sinks/delta/sink.py", "from walmere.changelog.reader import Reader"),
         ("sinks/delta/sink.py", "from pyspark.sql import SparkSession"),
         ("sinks/delta/sink.py", "import polars"),
@@ -196,7 +195,7 @@ def test_a_forbidden_import_is_seen(path: str, source: str) -> None:
         ("subscription/receiver.py", "from walmere.publisher import slot\nfrom walmere.config import Config"),
         ("sinks/lakehouse.py", "from pyspark.sql import SparkSession\nfrom walmere.errors import WalmereError"),
         ("sinks/postgres/sink.py", "import psycopg"),
-        ("spark/apply_query.py", "from walmere.subscription import state\nfrom walmere.sinks.base import Sink"),
+        ("spark/apply.py", "from walmere.subscription import state\nfrom walmere.sinks.base import Sink"),
         (
             "reads/lake.py",
             "from walmere.spark.dataframe import DataFrame\nfrom walmere.sinks.delta.sink import DeltaSink",

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from walmere.reads.lake import Lake
     from walmere.running import OnProgress
     from walmere.sinks.base import Sink
-    from walmere.spark.apply_query import OnBatchEnd
+    from walmere.spark.apply import OnBatchEnd
     from walmere.subscription.advice import Advice
     from walmere.subscription.launcher import Launcher, OnRetry
     from walmere.subscription.receiver import Receiver

@@ -7,12 +7,10 @@
     run/lock              held by the running launcher
     resync/               requests to copy tables again
     cuts/                 requests that a batch ends at an LSN
-    checkpoint/           of Spark's query; made again at every start
     receiver.json         where the receiver is, for `walmere status`
     receiver.log          what the receiver logs
     receiver.pids         receivers that a launcher has started
     receiver-error.json   the error that ended the receiver, with its class
-    planner-error.json    the error that ended the planner of the apply query, with its class
     index/                key indexes of the target's files: a cache
     maintenance.json      what upkeep of the tables has done, for `walmere status`
     skip                  the commit LSN of a transaction that is left out
@@ -38,12 +36,10 @@ POSITIONS_OF_EARLIER_VERSIONS: Final = "origins"
 RUN: Final = "run"
 RESYNC: Final = "resync"
 CUTS: Final = "cuts"
-CHECKPOINT: Final = "checkpoint"
 RECEIVER: Final = "receiver.json"
 RECEIVER_LOG: Final = "receiver.log"
 RECEIVER_PIDS: Final = "receiver.pids"
 RECEIVER_ERROR: Final = "receiver-error.json"
-PLANNER_ERROR: Final = "planner-error.json"
 INDEX: Final = "index"
 MAINTENANCE: Final = "maintenance.json"
 PACE: Final = "pace.json"
@@ -59,7 +55,7 @@ FILES: Final = (
     RECEIVER_LOG,
     RECEIVER_PIDS,
     RECEIVER_ERROR,
-    PLANNER_ERROR,
+    "planner-error.json",  # of earlier versions
     MAINTENANCE,
     PACE,
     SKIP,
@@ -71,5 +67,5 @@ FILES: Final = (
     LEDGER,
 )
 """Files that `walmere drop` deletes, besides the change log."""
-DIRECTORIES: Final = (POSITIONS, RUN, RESYNC, CUTS, CHECKPOINT, INDEX)
+DIRECTORIES: Final = (POSITIONS, RUN, RESYNC, CUTS, INDEX, "checkpoint")  # the last one is of earlier versions
 """Directories that `walmere drop` deletes."""

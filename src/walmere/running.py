@@ -16,7 +16,7 @@ from walmere.apply.worker import Applied
 from walmere.config import Config, DeltaTarget
 from walmere.lsn import Lsn
 from walmere.shaping.rules import TableRules
-from walmere.spark.apply_query import Apply, OnBatch, OnBatchEnd
+from walmere.spark.apply import ApplyWorker, OnBatch, OnBatchEnd
 from walmere.spark.executors import require_suitable
 from walmere.spark.interpreters import is_local
 from walmere.spark.jvm import require_alive, require_java
@@ -31,6 +31,7 @@ from walmere.subscription.shared.store import store_of_config
 from walmere.subscription.state import TableState, to_json
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
+from walmere.subscription.target.recorder import Recorder
 from walmere.subscription.target.sink import sink_of
 from walmere.subscription.target.upkeep import UpkeepScheduler
 
@@ -47,7 +48,7 @@ _POLL: Final = 0.05
 class RunProgress:
     """What `walmere run --json` prints: the state of every table, whenever it has changed.
 
-    It polls in its own thread, because tables may be copied before the apply query has started.
+    It polls in its own thread, because tables may be copied before the apply worker has started.
     """
 
     def __init__(self, tables: Tables, copies: RunningCopies, on_progress: OnProgress) -> None:
@@ -117,6 +118,10 @@ def _all_follow(tables: Tables) -> bool:
     return bool(published) and all(each.follows for each in published)
 
 
+def _nothing() -> None:
+    """Nobody wants to know the progress."""
+
+
 def launcher(  # noqa: PLR0913  what `walmere run` can be told, and its callbacks
     config: Config,
     file: Path,
@@ -159,38 +164,37 @@ def launcher(  # noqa: PLR0913  what `walmere run` can be told, and its callback
     limit = None
     if isinstance(config.target, DeltaTarget) and not target.spreads:
         limit = config.target.max_rewrite_bytes_per_hour
-    make_apply = functools.partial(
-        Apply,
+    recorder = Recorder(directory, target, tables, name, rewrite_limit=limit)
+    progress = None if on_progress is None else RunProgress(tables, running, on_progress)
+
+    def batch_applied(applied: list[Applied], lsn: Lsn) -> None:
+        if progress is not None:
+            progress.batch_applied(applied, lsn)
+        on_batch(applied, lsn)
+
+    start_apply = functools.partial(
+        ApplyWorker,
         late,
         directory,
-        target,
         tables,
-        name,
-        rewrite_limit=limit,
+        recorder,
         hash_key=config.hash_key,
+        on_batch=batch_applied,
         on_batch_end=on_batch_end,
     )
-    upkeep = functools.partial(UpkeepScheduler, directory, tables, SparkTasks(late, "upkeep"), config.maintenance)
-    make_launcher = functools.partial(
-        Launcher,
+    return Launcher(
         config,
         file,
         tables,
         sync,
-        upkeep=upkeep,
+        recorder,
+        start_apply,
+        upkeep=functools.partial(UpkeepScheduler, directory, tables, SparkTasks(late, "upkeep"), config.maintenance),
         require_spark=functools.partial(require_alive, directory / paths.SPARK_LOG),
+        on_poll=_nothing if progress is None else progress.poll,
+        on_end=_nothing if progress is None else progress.end,
         on_retry=on_retry,
         take_over=take_over,
         shared=shared,
         receives=receives,
     )
-    if on_progress is None:
-        return make_launcher(make_apply(on_batch=on_batch))
-    progress = RunProgress(tables, running, on_progress)
-
-    def batch_applied(applied: list[Applied], lsn: Lsn) -> None:
-        progress.batch_applied(applied, lsn)
-        on_batch(applied, lsn)
-
-    apply = make_apply(on_batch=batch_applied)
-    return make_launcher(apply, on_poll=progress.poll, on_end=progress.end)

@@ -22,7 +22,8 @@ from processes import Here, eventually, running, walmere
 from walmere.errors import SinkError, WalmereError
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
-from walmere.spark.apply_query import Apply
+from walmere.spark.apply import ApplyWorker
+from walmere.spark.placement import Placement
 from walmere.subscription.state import Phase
 from workload import MixedLoad
 
@@ -104,7 +105,7 @@ def kill_all_of(run: subprocess.Popen[bytes]) -> None:
     eventually(lambda: not alive(started))
 
 
-def test_a_run_that_has_nothing_to_apply_reaches_the_lsn_without_a_query(
+def test_a_run_that_has_nothing_to_apply_reaches_the_lsn_without_a_job(
     database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = database18
@@ -117,7 +118,7 @@ def test_a_run_that_has_nothing_to_apply_reaches_the_lsn_without_a_query(
     database.execute("INSERT INTO other VALUES (1)")
     position = insert_position(database)
     with monkeypatch.context() as patch:
-        patch.setattr(Apply, "start", None)
+        patch.setattr(ApplyWorker, "_run_job", None)
         mirror.run_once()
     assert mirror.tables()[mirror.oid("t")].applied_lsn >= position
     last = Ledger(mirror.config.subscription.directory).last()
@@ -474,39 +475,30 @@ def test_a_run_that_is_told_to_end_does_not_wait_for_its_copies(database18: Data
     mirror.assert_equal("followed", "waiting")
 
 
-class TooSlow:
-    """A query as Spark leaves it if the Python process of its source was not there within ten seconds."""
-
-    def __init__(self, interval: float, until: Lsn | None) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def exception(self) -> Exception:
-        return RuntimeError("Python worker failed to connect back.")
-
-
 @pytest.mark.long
-def test_a_query_that_spark_had_no_patience_with_is_started_again(database18: Database, tmp_path: Path) -> None:
+def test_a_batch_whose_job_fails_is_tried_again_and_not_for_ever(
+    database18: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
     mirror = Mirror(database18, tmp_path)
     mirror.run_once()
     database18.execute("INSERT INTO t VALUES (1)")
-    launcher = mirror.launcher()
-    starts: list[Callable[[float, Lsn | None], Any]] = [launcher.apply.start, TooSlow, TooSlow]
+    failures = [RuntimeError("Python worker failed to connect back.")] * 2
+    usual = Placement.items
 
-    def start(interval: float, until: Lsn | None) -> Any:
-        return starts.pop()(interval, until)
+    def items(placement: Placement, work: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return usual(placement, work)
 
-    launcher.apply.start = start  # type: ignore[method-assign]
-    launcher.run(insert_position(database18))
+    monkeypatch.setattr(Placement, "items", items)
+    mirror.launcher().run(insert_position(database18))
     mirror.assert_equal("t")
+    assert [str(error.wrong) for _, error in mirror.retries] == ["Python worker failed to connect back."] * 2
     database18.execute("INSERT INTO t VALUES (2)")
-    launcher = mirror.launcher()
-    launcher.apply.start = TooSlow  # type: ignore[method-assign]
+    failures += [RuntimeError("Python worker failed to connect back.")] * 100
     with pytest.raises(WalmereError, match="failed to connect back"):
-        launcher.run(insert_position(database18))
+        mirror.launcher().run(insert_position(database18))
 
 
 def test_a_receiver_that_outlived_its_launcher_does_not_keep_the_next_one_from_running(

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from delta_rows import read_delta
 from mirror import Mirror
 from processes import eventually, walmere
 from receiving import receive_all, summary
-from walmere.apply.jobs import ApplyJob, Batch
+from walmere.apply.jobs import ApplyJob
 from walmere.apply.worker import apply_table, commit_staged
 from walmere.errors import SinkError, WalmereError
 from walmere.ledger.entry import Entry
@@ -55,6 +55,20 @@ def writing_by(sink: type[DeltaSink], mirror: Mirror) -> Iterator[None]:
         patch.setitem(context.environment, "PYTHONPATH", str(Path(attempts.__file__).parent))
         patch.setattr(subscription_sink, "DeltaSink", sink)
         yield
+
+
+def planner(mirror: Mirror, tasks: int = 1, *, spread: bool = False) -> Batches:
+    """A planner of batches, as the next run has it."""
+    directory = mirror.config.subscription.directory
+    return Batches(directory, Tables(directory), lambda: tasks, spread=spread)
+
+
+def next_job(mirror: Mirror) -> ApplyJob:
+    """The only job of the next batch, which may wait for more changes."""
+    with closing(planner(mirror)) as batches:
+        eventually(lambda: (end := batches.next_end()) is not None and batches.plan(end)[1])
+        _, [job] = batches.plan(batches.log_end)
+        return job
 
 
 def insert_position(database: Database) -> Lsn:
@@ -151,16 +165,7 @@ def test_two_tasks_that_apply_one_batch_at_once_are_one_commit(database18: Datab
     receive_all(database, mirror.config)
     with writing_by(attempts.MeetsItsTwin, mirror):
         sink = attempts.MeetsItsTwin(str(tmp_path / "lake"))
-        batches = Batches(mirror.config.subscription.directory, 1)
-        planned: list[Any] = []
-
-        def is_planned() -> bool:  # a batch may wait for more changes
-            planned[:] = batches.plan(batches.latest())
-            return len(planned) == 2
-
-        eventually(is_planned)
-        job = planned[1]
-        assert isinstance(job, ApplyJob)
+        job = next_job(mirror)
         tasks = SparkTasks(session("test", mirror.config.spark.master, {}), "test")
         results = tasks.map(functools.partial(apply_table, sink=sink), [job, job])
     assert len(attempts.seen(tmp_path / "lake")) == 2
@@ -181,17 +186,14 @@ def test_inserts_of_a_batch_that_is_too_large_for_its_tasks_are_taken_in_parts_a
     for first in range(0, 1600, 200):
         database.execute(f"INSERT INTO t SELECT i, md5(i::text) FROM generate_series({first}, {first + 199}) i")
         receive_all(database, mirror.config)
-    end = {"lsn": str(Batches(mirror.config.subscription.directory, 2).log_end)}
     monkeypatch.setattr(planning, "MAX_BATCH_BYTES", 20_000)  # of more than 80,000
     monkeypatch.setattr(planning, "MIN_TASK_BYTES", 1)
-    batches = Batches(mirror.config.subscription.directory, 2, spread=True)
-    [batch, *jobs] = batches.plan(end)
-    assert isinstance(batch, Batch)
-    assert [len(each.blocks.refs) for each in jobs if isinstance(each, ApplyJob)] == [1] * 8
-    tasks = batches.together([batch, *jobs])
-    assert sorted(map(len, tasks)) == [4, 5], "two tasks, four parts each"
+    batches = planner(mirror, tasks=2, spread=True)
+    batch, jobs = batches.plan(batches.log_end)
+    assert [len(job.blocks.refs) for job in jobs] == [1] * 8
+    assert [len(task) for task in batches.tasks(jobs)] == [4, 4]
     sink = DeltaSink(str(tmp_path / "lake"))
-    results = [apply_table(each, sink) for each in jobs if isinstance(each, ApplyJob)]
+    results = [apply_table(job, sink) for job in jobs]
     assert mirror.delta("t").version() == before, "nothing is visible yet"
     [done] = commit_staged(sink, results, batch.end_lsn)
     assert (done.changes, done.version) == (1600, before + 1)
@@ -208,23 +210,12 @@ def test_a_shorter_batch_of_a_lost_driver_is_not_applied_after_a_batch_without_e
     mirror = Mirror(database, tmp_path)
     mirror.run_once()
 
-    def next_batch() -> ApplyJob:
-        receive_all(database, mirror.config)
-        planned: list[Any] = []
-
-        def is_planned() -> bool:
-            batches = Batches(mirror.config.subscription.directory, 1)
-            planned[:] = batches.plan(batches.latest())
-            return len(planned) == 2
-
-        eventually(is_planned)
-        assert isinstance(planned[1], ApplyJob)
-        return planned[1]
-
     database.execute("INSERT INTO t VALUES (1)")
-    shorter = next_batch()
+    receive_all(database, mirror.config)
+    shorter = next_job(mirror)
     database.execute("DELETE FROM t")
-    longer = next_batch()
+    receive_all(database, mirror.config)
+    longer = next_job(mirror)
     sink = DeltaSink(str(tmp_path / "lake"))
     done = apply_table(longer, sink)
     assert (done.changes, done.lsn, sink.applied(longer.target)) == (2, longer.end_lsn, longer.end_lsn)
@@ -344,33 +335,15 @@ def test_a_batch_that_was_committed_but_not_recorded_is_repeated_and_changes_not
 
 
 @pytest.mark.long
-def test_without_sparks_checkpoint_every_table_goes_on_from_its_own_position(
-    database18: Database, tmp_path: Path
-) -> None:
-    database = database18
-    two_tables(database)
-    mirror = Mirror(database, tmp_path)
-    mirror.run_once()
-    change(database)
-    mirror.run_once()
-    before = versions(mirror)
-    shutil.rmtree(mirror.config.subscription.directory / "checkpoint")
-    change(database)
-    mirror.run_once()
-    assert versions(mirror) == [version + 1 for version in before]
-    mirror.assert_equal("appended", "changed")
-
-
-@pytest.mark.long
 def test_a_batch_repeated_with_another_end_applies_only_what_the_table_does_not_have(
     database18: Database, tmp_path: Path
 ) -> None:
-    """A crash of the machine may take back what was written last: Spark does not fsync its checkpoint."""
+    """A restored backup of the state, for example."""
     database = database18
     two_tables(database)
     mirror = Mirror(database, tmp_path)
     mirror.run_once()
-    records = Records(mirror, "tables.json", "ledger.jsonl", "checkpoint")
+    records = Records(mirror, "tables.json", "ledger.jsonl")
     records.keep()
     change(database)
     mirror.run_once()

@@ -266,9 +266,6 @@ def test_damage_that_can_be_made_good_is_and_the_run_goes_on(
     snapshot = state(mirror, "t").snapshot_lsn
     for number, (name, content) in enumerate(
         [
-            ("checkpoint/metadata", b""),
-            ("checkpoint/offsets/0", b"v1\n{torn"),
-            ("checkpoint/offsets/9", b'v1\n{}\n{"lsn": "FF/0", "turn": "0"}'),
             ("positions/target.json", b"\xff\xfe"),
             ("ledger.jsonl", b"\xff\xfe\nnothing\n"),
         ]

@@ -309,7 +309,7 @@ def test_speculation_and_dynamic_allocation_change_nothing_in_the_result(
 ) -> None:
     source.execute(
         "CREATE TABLE item (id int PRIMARY KEY, name text)",
-        "INSERT INTO item SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 100000) i",
+        "INSERT INTO item SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 200000) i",
         "CREATE PUBLICATION pub FOR TABLE item",
     )
     driver = machine("driver", spark={"spark.cores.max": "4", "spark.executor.cores": "2", **settings})
@@ -322,7 +322,7 @@ def test_speculation_and_dynamic_allocation_change_nothing_in_the_result(
     for turn in range(3):
         before = count(driver)
         source.execute(
-            f"UPDATE item SET name = 'changed {turn}' WHERE id % 4 = {turn}", "DELETE FROM item WHERE id % 10 = 9"
+            f"UPDATE item SET name = 'changed {turn}' || md5(id::text)", f"DELETE FROM item WHERE id % 10 = {turn}"
         )
         driver.wait_applied(insert_position(source))
         eventually(partial(more_than, before), 60, driver.said)
@@ -339,7 +339,7 @@ def test_blocks_of_the_log_that_several_tasks_of_an_executor_read_are_fetched_on
     """A large batch of updates is divided by key, so each of its tasks reads all its blocks."""
     source.execute(
         "CREATE TABLE item (id int PRIMARY KEY, name text)",
-        "INSERT INTO item SELECT i, md5(i::text) FROM generate_series(1, 100000) i",
+        "INSERT INTO item SELECT i, md5(i::text) FROM generate_series(1, 200000) i",
         "CREATE PUBLICATION pub FOR TABLE item",
     )
     fetched: Counter[tuple[str, str]] = Counter()
@@ -353,7 +353,10 @@ def test_blocks_of_the_log_that_several_tasks_of_an_executor_read_are_fetched_on
         driver.start("run")
         driver.wait_applied(insert_position(source))
         proxy.rule = count
-        source.execute("UPDATE item SET name = repeat(md5(id::text), 5)")
+        # its segments are compressed
+        source.execute(
+            "UPDATE item SET name = (SELECT string_agg(md5((id + i)::text), '') FROM generate_series(1, 5) i)"
+        )
         driver.wait_applied(insert_position(source))
         driver.stop()
     jobs = [task["Stage ID"] for task in driver.tasks("apply")]
@@ -403,6 +406,7 @@ def test_spark_submit_gives_master_and_settings(source: Database, cluster: Clust
 
 NOTEBOOK = """
 import json, sys, threading, time
+import psycopg
 import walmere
 from pyspark.sql import SparkSession
 
@@ -429,6 +433,9 @@ subscription.stop()
 running.join()
 found["during"] = found["jobs"]
 subscription.run(once=True)
+with psycopg.connect(given["source"]) as writer:
+    writer.execute("UPDATE item SET name = 'changed' WHERE id = 1")
+subscription.run(once=True)
 found["equal"] = subscription.verify().equal
 done.set()
 theirs.join()
@@ -449,7 +456,7 @@ def test_in_a_session_of_somebody_else_only_our_own_jobs_are_cancelled(
     )
     driver = machine("notebook")
     settings = {**driver.spark, "spark.cores.max": "4", "spark.executor.cores": "2", "spark.pyspark.python": "python3"}
-    given = {"master": cluster.url, "settings": settings, "file": str(driver.file)}
+    given = {"master": cluster.url, "settings": settings, "file": str(driver.file), "source": source.dsn}
     notebook = subprocess.Popen(
         [sys.executable, "-c", NOTEBOOK, json.dumps(given)],
         stdin=subprocess.PIPE,

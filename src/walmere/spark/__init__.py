@@ -1,1 +1,1 @@
-"""Everything that runs on Spark. Spark schedules, distributes, retries and checkpoints; Arrow moves the rows."""
+"""Everything that runs on Spark. Spark schedules, distributes and retries; Arrow moves the rows."""

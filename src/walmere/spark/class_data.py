@@ -105,7 +105,7 @@ def _make(made: Path) -> None:
 
 
 class _Ticks(DataSource, DataSourceStreamReader):
-    """A stream of one row per batch, which uses the same classes as the apply query."""
+    """A stream of one row per batch, which uses the same classes as format `pgoutput`."""
 
     @classmethod
     def name(cls) -> str:
@@ -137,7 +137,7 @@ def _use(rows: DataFrame, _: int) -> None:
 
 
 def _exercise(file: Path) -> None:
-    """Start Spark and do what a run does, so that its classes are loaded; at its end, the JVM writes the archive."""
+    """Start Spark and do what runs and programs do, so that Java loads their classes, and archives them at its end."""
     from walmere.spark.session import session  # noqa: PLC0415  it imports this module
     from walmere.spark.tasks import SparkTasks  # noqa: PLC0415
 

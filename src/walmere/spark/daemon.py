@@ -67,7 +67,7 @@ def main() -> None:
         del sys.path_importer_cache[place]
 
     # PyArrow imports pandas with the first array that it makes
-    for module in ("walmere.spark.apply_query", "walmere.subscription.tablesync", "pandas"):
+    for module in ("walmere.spark.apply_task", "walmere.subscription.tablesync", "pandas"):
         importlib.import_module(module)
     daemon = importlib.import_module("pyspark.daemon")
     gc.freeze()

@@ -92,6 +92,11 @@ def from_spark(error: Exception) -> WalmereError:
     return full_or(WalmereError("running a job on Spark", text.partition("\n")[0] or repr(error)), text)
 
 
+def log_traceback(error: Exception) -> None:
+    """Log the traceback of an unexpected error."""
+    _log_lines("".join(traceback.format_exception(error)))
+
+
 def _log_lines(text: str) -> None:
     """One record for each line: a log has one line for each record."""
     for line in text.splitlines():

@@ -10,9 +10,6 @@ With a local master, workers and planners run the driver's interpreter. On a clu
 workers run what `spark.pyspark.python` or PYSPARK_PYTHON says (a path on the executors, or one inside an unpacked
 archive of `spark.archives`), or else the executor's own `python3`.
 
-PySpark has only one setting for both, `SparkContext.pythonExec`. So our data source is registered with the driver's
-interpreter, and its partitions are not read on the executors: see `planned` in `reference_source`.
-
 A session that a program has created itself runs the first `python3` on the PATH, unless PYSPARK_PYTHON was set before.
 That is often not the program's own interpreter: `.venv/bin/python program.py`. `use_driver_python` corrects it.
 """
@@ -24,13 +21,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyspark
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource
-from pyspark.sql.udf import _wrap_function
 
 _WRAPPER: Final = Path(__file__).with_name("python")
 _VARIABLE: Final = "WALMERE_PYTHON"  # read by the wrapper
@@ -94,23 +88,3 @@ def use_driver_python() -> None:
     if context is not None and context.pythonExec == _DEFAULT and is_local(context.master or ""):
         context.environment[_VARIABLE] = sys.executable  # passed on with each function
         context.pythonExec = str(_WRAPPER) if _wrapper_works() else sys.executable
-
-
-class _OnThisMachine:
-    """A SparkContext whose functions run with the driver's interpreter."""
-
-    def __init__(self, context: SparkContext) -> None:
-        self._context = context
-        self.pythonExec = context.pythonExec if is_local(context.master or "") else driver_python()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-
-def register(spark: SparkSession, source: type[DataSource]) -> None:
-    """What `spark.dataSource.register` does, for a source whose processes all run beside the driver."""
-    context = spark.sparkContext
-    wrapped = _wrap_function(_OnThisMachine(context), source)  # type: ignore[arg-type]
-    make = "org.apache.spark.sql.execution.datasources.v2.python.UserDefinedPythonDataSource"
-    made = getattr(context._jvm, make)(wrapped)
-    spark._jsparkSession.dataSource().registerPython(source.name(), made)

@@ -34,13 +34,6 @@ _OF_RUNS: Final = {
     **_OF_PROGRAMS,
     # the copy of a big table must not delay the batches of the others
     "spark.scheduler.mode": "FAIR",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # interval between calls of latestOffset while there is no new data; each call involves two processes
-    "spark.sql.streaming.pollingDelay": "25ms",
-    # the default one starts a process `readlink` four times per batch, for local paths
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
     # a task holds a few segments of the log in Arrow, outside the JVM; the JVM itself only schedules
     "spark.driver.memory": "1g",
     # workers keep their imports and their open Delta tables from batch to batch

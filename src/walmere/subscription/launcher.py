@@ -1,4 +1,4 @@
-"""The launcher: starts the receiver, the copies and the apply query, supervises them, and stops them together.
+"""The launcher: starts the receiver, the copies and the apply worker, supervises them, and stops them together.
 
 The receiver is a separate process. It does not share the interpreter lock with Spark's driver, and it continues if the
 driver is killed, so that the source does not have to keep its WAL. The next launcher stops it and starts a new one.
@@ -33,12 +33,10 @@ from walmere.errors import (
 )
 from walmere.lsn import Lsn
 from walmere.names import TableName
-from walmere.owner import Owner
-from walmere.sinks.base import Sink, full_or
 from walmere.storage import Lock
 from walmere.subscription import receiver
 from walmere.subscription.backoff import Backoff
-from walmere.subscription.copies import CopyScheduler, first_line
+from walmere.subscription.copies import CopyScheduler
 from walmere.subscription.executor import DaemonExecutor
 from walmere.subscription.receiver_process import ReceiverProcess
 from walmere.subscription.requests import pausing, resync
@@ -51,6 +49,7 @@ from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.tablesync import TableSync
 from walmere.subscription.target import ownership
+from walmere.subscription.target.recorder import Recorder
 from walmere.subscription.target.upkeep import UpkeepScheduler
 
 _log = logging.getLogger(__name__)
@@ -60,11 +59,11 @@ OnRetry: TypeAlias = Callable[[WalmereError], None]
 CONCURRENT_COPIES: Final = 2
 """Tables that are copied at the same time. Each copy uses all cores."""
 MAX_STARTS: Final = 6
-"""The run fails after this many starts of the query in a row that applied nothing."""
+"""The run fails after this many starts of the apply worker in a row that applied nothing."""
 STOP_TIMEOUT: Final = 6.0
-"""Wait this many seconds for the query and the copies to stop, then exit: both can be interrupted at any point."""
+"""Wait this many seconds for the apply worker and the copies to stop, then exit: both may be interrupted anywhere."""
 _BACKOFF: Final = (0.1, 30.0)
-"""Seconds before the query is started again: the first pause and the longest."""
+"""Seconds before the apply worker is started again: the first pause and the longest."""
 _POLL: Final = 0.05
 _STORE_RETRY: Final = 5.0
 """Seconds before the store is asked again, if it does not answer at the start."""
@@ -72,48 +71,24 @@ _JVM_EXIT_TIMEOUT: Final = 2.0
 """Seconds between the loss of the connections to the JVM and the end of its process, at most."""
 
 
-class Query(Protocol):
-    """A running apply query."""
-
-    def stop(self) -> None: ...
-
-    def exception(self) -> Exception | None:
-        """The error that ended the query, if one did."""
-
-
 class ApplyWorker(Protocol):
-    """Applies the change log to the tables."""
+    """Applies the change log to the tables, in a thread."""
 
-    applied: Lsn
-
-    @property
-    def error(self) -> WalmereError | None:
-        """The error that ended the last query. None: there is only Spark's exception."""
-
-    def claim(self, owner: Owner, published: Sequence[TableState], *, take_over: bool = False) -> Sink:
-        """Check that the target's tables belong to the owner, before anything is written. Returns the sink to use."""
-
-    def prepare(self, log_start: Lsn) -> None:
-        """Compare state and target, and repair them. Call it under the run's lock, before anything is received."""
-
-    def start(self, interval: float, until: Lsn | None) -> Any:
-        """Start the query. Batches begin at least `interval` seconds after each other. `until`: where the run ends."""
+    def stop(self) -> None:
+        """End it."""
 
     def finish(self, seconds: float) -> None:
         """Let a batch that is being applied end, if it does so within some seconds, and begin no other one."""
 
-    def needs_query(self, until: Lsn) -> bool:
-        """Whether the log has changes for the tables. If it has none up to this LSN, their positions are recorded."""
+    def error(self) -> WalmereError | None:
+        """The error that has ended it."""
 
-    def record_copies(self) -> None:
-        """In a run that needed no query: write to the ledger that all tables were copied at one LSN."""
 
-    @property
-    def sink(self) -> Sink:
-        """The target."""
+class StartApply(Protocol):
+    """Starts the apply worker."""
 
-    def replace_files(self, known: TableState, done: Sequence[Any]) -> None:
-        """Commit what upkeep has rewritten of a table, between two batches."""
+    def __call__(self, *, interval: float, until: Lsn | None) -> ApplyWorker:
+        """Batches begin at least `interval` seconds after each other. `until`: where the run ends."""
 
 
 class Launcher:
@@ -125,7 +100,8 @@ class Launcher:
         config_file: Path,
         tables: Tables,
         sync: TableSync,
-        apply: ApplyWorker,
+        recorder: Recorder,
+        start_apply: StartApply,
         *,
         upkeep: Callable[[Callable[[TableState, Sequence[Any]], None]], UpkeepScheduler] | None = None,
         require_spark: Callable[[float], None] = lambda _: None,
@@ -148,8 +124,9 @@ class Launcher:
         self._config_file = config_file
         self._tables = tables
         self._sync = sync
-        self.apply = apply
-        self._upkeep = None if upkeep is None else upkeep(apply.replace_files)
+        self._recorder = recorder
+        self._start_apply = start_apply
+        self._upkeep = None if upkeep is None else upkeep(recorder.replace_files)
         self._stopping = threading.Event()
         self._claimed = self._paused = False
         self._take_over = take_over
@@ -159,10 +136,10 @@ class Launcher:
         self._positions = None if shared is None else PositionRequests(config.source)
         self._receives = receives
         self._backoff = Backoff(*_BACKOFF)
-        self._applied_at_start = apply.applied
+        self._applied_at_start = recorder.applied
         self._start_at = 0.0
         self._process: ReceiverProcess | Follower | None = None
-        self._query: Query | None = None
+        self._worker: ApplyWorker | None = None
         self._require_spark = require_spark
         self._on_poll = on_poll
         self._on_end = on_end
@@ -190,7 +167,7 @@ class Launcher:
             self._process.kill()
 
     def _run(self, until: Lsn | None) -> None:
-        self._query = None
+        self._worker = None
         self._take_over_state(until)
         self._prepare()
         prepared = self._prepare_target(until)
@@ -222,8 +199,8 @@ class Launcher:
                 raise
             finally:
                 self._stop_all(process, copies)
-            if self._query is None and not self._stopping.is_set():
-                self.apply.record_copies()
+            if self._worker is None and not self._stopping.is_set():
+                self._recorder.record_copies()
             if copies.failed and until is not None:
                 raise next(iter(copies.failed.values()))
 
@@ -249,7 +226,7 @@ class Launcher:
     def _supervise(
         self, process: ReceiverProcess | Follower, copies: CopyScheduler, upkeep: DaemonExecutor, until: Lsn | None
     ) -> None:
-        """Keep receiver, copies and query running until the run is stopped or everything is applied."""
+        """Keep receiver, copies and apply worker running until the run is stopped or everything is applied."""
         end = until
         while not self._stopping.is_set() and not (copies.done() and self._has_applied(end, copies)):
             process.until = end = self._end(until)
@@ -262,17 +239,17 @@ class Launcher:
                 copies.retry_now(oid)
             self._pause_or_resume(copies, until)
             copies.poll(start=not self._paused)
-            if self._query is not None:
-                self._query = self._checked(self._query, until)
+            if self._worker is not None:
+                self._worker = self._checked(self._worker, until)
                 if self._upkeep is not None and until is None and not self._paused:
-                    self._upkeep.poll(self.apply.sink, upkeep)
-            elif not self._paused and time.monotonic() >= self._start_at and self._needs_query(end, copies):
-                self._query = self._start(until, end)
+                    self._upkeep.poll(self._recorder.sink, upkeep)
+            elif not self._paused and time.monotonic() >= self._start_at and self._needs_worker(end, copies):
+                self._worker = self._start(until, end)
             self._on_poll()
             time.sleep(_POLL)
 
     def _pause_or_resume(self, copies: CopyScheduler, until: Lsn | None) -> None:
-        """Do what `walmere pause` and `walmere resume` have requested. The planner of the batches does its own part."""
+        """Do what `walmere pause` and `walmere resume` have requested. The apply worker does its own part."""
         paused = pausing.is_paused(self._config.subscription.directory)
         if paused and until is not None:
             raise Paused("running the subscription up to an LSN", "it is paused", "`walmere resume` first")
@@ -291,11 +268,11 @@ class Launcher:
 
     def _request_position(self, end: Lsn | None) -> None:
         """With a store: have the log reach the LSN that is needed next, also if the source is idle."""
-        if self._positions is None or self._query is None or self._paused:
+        if self._positions is None or self._worker is None or self._paused:
             return
-        waits = not self._receives and end is not None and self.apply.applied < end
+        waits = not self._receives and end is not None and self._recorder.applied < end
         if waits or any(each.phase in (Phase.FINISHED_COPY, Phase.SYNC_DONE) and each.follows for each in self._tables):
-            self._positions.add(self.apply.applied)
+            self._positions.add(self._recorder.applied)
 
     def _requested(self) -> set[int]:
         """Take requests: the OIDs of tables that are to be copied again."""
@@ -309,8 +286,8 @@ class Launcher:
 
     def _finish_batch(self) -> None:
         """Before a run ends by itself: let a batch end that has begun since, so that all tables are at one point."""
-        if self._query is not None and not self._stopping.is_set():
-            self.apply.finish(STOP_TIMEOUT)
+        if self._worker is not None and not self._stopping.is_set():
+            self._worker.finish(STOP_TIMEOUT)
 
     def _last_upkeep(self) -> None:
         """Do a round of upkeep before a run ends by itself: it may be the only one for hours.
@@ -318,15 +295,15 @@ class Launcher:
         If nothing was applied, old files are deleted, and none is rewritten: after a first copy, that can take minutes.
         """
         if self._upkeep is not None and not self._stopping.is_set():
-            self._upkeep.round(self.apply.sink, rewrite=self._query is not None)
+            self._upkeep.round(self._recorder.sink, rewrite=self._recorder.has_changed_tables)
 
     def _claim(self) -> None:
         """Check that the target's tables belong to this subscription."""
         owner, published = ownership.find(self._config)
-        ownership.require_target(self._config, self.apply.sink)
+        ownership.require_target(self._config, self._recorder.sink)
         if (messages := self._messages_table()) is not None:
             published = [*published, TableState(messages, MESSAGES_OID)]
-        self._sync.use(self.apply.claim(owner, published, take_over=self._take_over))
+        self._sync.use(self._recorder.claim(owner, published, take_over=self._take_over))
         self._claimed = True
 
     def _prepare_target(self, until: Lsn | None) -> bool:
@@ -337,7 +314,7 @@ class Launcher:
         if not self._claimed:
             self._claim()
         with manifest.Manifest(self._config.changelog) as log:
-            self.apply.prepare(log.header.start_lsn)
+            self._recorder.prepare(log.header.start_lsn)
         return True
 
     def _stop_all(self, process: ReceiverProcess | Follower, copies: CopyScheduler) -> None:
@@ -350,7 +327,7 @@ class Launcher:
                 time.sleep(_POLL)
 
         process.terminate()
-        work = {"the copies": stop_copies} | ({} if self._query is None else {"the apply query": self._query.stop})
+        work = {"the copies": stop_copies} | ({} if self._worker is None else {"the apply worker": self._worker.stop})
         work |= {} if self._upkeep is None else {"upkeep": self._upkeep.stop}
         threads = {
             what: threading.Thread(target=_ignore_errors, args=(stop,), daemon=True) for what, stop in work.items()
@@ -405,58 +382,45 @@ class Launcher:
         positions = [position for table in self._tables if (position := table.position) is not None]
         return max([until, *positions, *([] if altered is None else [altered])])
 
-    def _needs_query(self, until: Lsn | None, copies: CopyScheduler) -> bool:
-        """Whether a query is needed: its start takes seconds, and the tables may have everything already."""
+    def _needs_worker(self, until: Lsn | None, copies: CopyScheduler) -> bool:
+        """Whether there is something to apply, or the log's end to record."""
         positions = [position for table in self._tables if (position := table.position) is not None]
         if not positions:
             return copies.done()
-        return until is None or (any(each < until for each in positions) and self.apply.needs_query(until))
+        return until is None or any(each < until for each in positions)
 
     def _has_applied(self, until: Lsn | None, copies: CopyScheduler) -> bool:
-        if until is None or (self._query is not None and self.apply.applied < until):
+        if until is None or (self._worker is not None and self._recorder.applied < until):
             return False
         tables = [each for each in self._tables if each.published and each.oid not in copies.failed]
         return all(each.follows and each.applied_lsn >= until for each in tables) and bool(
-            tables or self._query is not None
+            tables or self._worker is not None
         )
 
-    def _require_spark_after(self, error: Exception) -> None:
+    def _require_spark_after(self, error: BaseException) -> None:
         """Raise SparkEnded if the JVM was killed. Its connections are lost somewhat before its process has ended."""
         disconnected = isinstance(error, OSError) or type(error).__module__.startswith("py4j")
         self._require_spark(_JVM_EXIT_TIMEOUT if disconnected else 0.0)
 
-    def _start(self, until: Lsn | None, end: Lsn | None) -> Query | None:
-        """Start the query, in a run that ends at `end`. Returns None if the start has to be retried."""
-        self._applied_at_start = self.apply.applied
-        try:
-            query: Query = self.apply.start(self.apply.sink.batch_interval if until is None else 0.0, end)
-        except Exception as error:  # Spark starts Python processes here, which can fail
-            self._retry_or_raise(error, until)
-            return None
-        return query
+    def _start(self, until: Lsn | None, end: Lsn | None) -> ApplyWorker:
+        """Start the apply worker, in a run that ends at `end`."""
+        self._applied_at_start = self._recorder.applied
+        return self._start_apply(interval=self._recorder.sink.batch_interval if until is None else 0.0, until=end)
 
-    def _checked(self, query: Query, until: Lsn | None) -> Query | None:
-        """Returns the query if it is running, and None if it has to be started again."""
-        if (error := query.exception()) is None:
-            return query
-        self._retry_or_raise(error, until)
-        return None
+    def _checked(self, worker: ApplyWorker, until: Lsn | None) -> ApplyWorker | None:
+        """Returns the apply worker if it is running, and None if it has to be started again.
 
-    def _retry_or_raise(self, cause: Exception, until: Lsn | None) -> None:
-        """Raise the error that ended the query, unless a new start may help.
-
-        It may help if Spark's Python processes were killed, or if the one that runs the query's source did not connect
-        within 10 s (Spark has no setting for this). The number of starts is counted until one of them applies changes.
-        If the target is full, or it or the store does not answer, a run without `until` retries without limit: the
-        receiver continues, and no change is lost.
+        Raises the error that ended it, unless a new start may help, as after a kill of Spark's Python processes. The
+        number of starts is counted until one of them applies changes. If the target is full, or it or the store does
+        not answer, a run without `until` retries without limit: the receiver continues, and no change is lost.
         """
-        self._require_spark_after(cause)
-        from_spark = WalmereError("applying changes", first_line(str(cause)) or repr(cause))
-        error = full_or(cause if isinstance(cause, WalmereError) else self.apply.error or from_spark)
+        if (error := worker.error()) is None:
+            return worker
+        self._require_spark_after(error.__cause__ or error)
         patient = isinstance(error, SinkFull | SinkUnavailable | StoreUnavailable)
         if not (patient or error.transient or type(error) is WalmereError):
             raise error
-        if self.apply.applied > self._applied_at_start:
+        if self._recorder.applied > self._applied_at_start:
             self._backoff.reset()
         pause = self._backoff.next(None if patient and until is None else MAX_STARTS)
         if pause is None:
@@ -464,6 +428,7 @@ class Launcher:
         _log.warning("%s: %s; starting to apply changes again in %.1f s", error.doing, error.wrong, pause)
         self._start_at = time.monotonic() + pause
         self._on_retry(error)
+        return None
 
 
 def lock_run(directory: Path) -> Lock:

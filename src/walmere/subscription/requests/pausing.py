@@ -5,7 +5,7 @@ receiver goes on, so that no WAL is retained at the source; the changes wait in 
 applied is completed. A copy that is running is cancelled, as by ALTER SUBSCRIPTION … DISABLE, and starts again later.
 
 The request is a file. With a store it is there (`walmere.subscription.shared.requests`), and the driver keeps the file
-equal to it, because the planner of the batches reads the file.
+equal to it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the driver must not lose, in the store: the states of the tables, the positions, the ledger, a skip request.
 
-The driver and its planner read local files, as without a store. After a batch, and after each other change of a table's
+The driver reads local files, as without a store. After a batch, and after each other change of a table's
 state, the driver writes all of them to one object, `<generation>/state`, by compare-and-set. So they always belong
 together. A start on another machine writes them to its directory.
 

@@ -4,9 +4,9 @@ Without deletion vectors, a batch rewrites the files of the rows that it changes
 rewrite the same files. So if rewriting costs too much, batches get larger: the next one begins when the bytes of the
 last ones are within the limit again. Changes wait in the change log, and the source keeps no WAL for them.
 
-The driver writes how many bytes are over the limit, and the process that plans batches reads from it when the next one
-may begin. The file outlives the process, so that a restart does not write more. If the limit is changed, the bytes
-count by the new one. A run that ends by itself (`--once`) does not wait: it was asked for.
+How many bytes are over the limit is in a file, which says when the next batch may begin. It outlives the process, so
+that a restart does not write more. If the limit is changed, the bytes count by the new one. A run that ends by itself
+(`--once`) does not wait: it was asked for.
 """
 
 from __future__ import annotations

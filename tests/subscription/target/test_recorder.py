@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import cast
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from walmere.apply.jobs import Batch
 from walmere.apply.worker import Applied
+from walmere.ledger.entry import now
 from walmere.ledger.file import Ledger
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.delta.sink import DeltaSink
-from walmere.spark.apply_query import Apply
 from walmere.subscription.state import Phase, TableState
 from walmere.subscription.tables import Tables
 from walmere.subscription.target.pace import next_batch
+from walmere.subscription.target.recorder import Recorder
 
 NAMES = {1: TableName("public", "one"), 2: TableName("public", "two")}
 ROWS = pa.table({"id": [1]})
 
 
 def test_a_table_that_a_crash_has_left_in_front_of_the_others_is_entered_when_they_are_there(tmp_path: Path) -> None:
-    """Spark does not fsync where a batch was to end; repeated after a crash of the machine, it may end earlier."""
+    """A batch that is repeated after a crash may end earlier."""
     sink = DeltaSink(str(tmp_path / "lake"))
     tables = Tables(tmp_path)
     for oid, name in NAMES.items():
@@ -34,11 +33,11 @@ def test_a_table_that_a_crash_has_left_in_front_of_the_others_is_entered_when_th
         tables.put(TableState(name, oid, Phase.READY, Lsn(100), Lsn(500)))
     sink.commit(NAMES[1], sink.stage(NAMES[1], ROWS.to_batches()), Lsn(520))  # and then the power went
 
-    apply = Apply(cast(SparkSession, None), tmp_path, sink, tables, "shop")
-    apply._record([Batch(Lsn(510), None, (1, 2)), Applied(1)])
+    recorder = Recorder(tmp_path, sink, tables, "shop")
+    recorder.record(Batch(Lsn(510), None, (1, 2)), [Applied(1)], now())
     assert Ledger(tmp_path).last() is None
     version = sink.commit(NAMES[2], sink.stage(NAMES[2], ROWS.to_batches()), Lsn(530))
-    apply._record([Batch(Lsn(530), None, (1, 2)), Applied(2, 1, version=version)])
+    recorder.record(Batch(Lsn(530), None, (1, 2)), [Applied(2, 1, version=version)], now())
     last = Ledger(tmp_path).last()
     assert last is not None
     assert (last.lsn, last.versions) == (530, {"public.one": 2, "public.two": 2})
@@ -54,10 +53,10 @@ def test_the_limit_of_rewriting_counts_batches_and_not_copies(tmp_path: Path) ->
         return sink.commit(NAMES[1], sink.stage(NAMES[1], some.to_batches()), Lsn(lsn))
 
     def batch(lsn: int, some: pa.Table) -> None:
-        apply._skip_written()
-        apply._record([Batch(Lsn(lsn), None, (1,)), Applied(1, version=write(lsn, some), lsn=Lsn(lsn))])
+        recorder.skip_written()
+        recorder.record(Batch(Lsn(lsn), None, (1,)), [Applied(1, version=write(lsn, some), lsn=Lsn(lsn))], now())
 
-    apply = Apply(cast(SparkSession, None), tmp_path, sink, tables, "shop", rewrite_limit=1 << 20)
+    recorder = Recorder(tmp_path, sink, tables, "shop", rewrite_limit=1 << 20)
     for lsn in (100, 200):  # the second time, the table is copied again
         tables.put(TableState(NAMES[1], 1, Phase.READY, Lsn(lsn), Lsn(lsn), version=write(lsn, rows)))
         batch(lsn + 50, rows.slice(0, 1))
