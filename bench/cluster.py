@@ -41,6 +41,7 @@ from walmere.spark.jvm import JVM_OPTIONS
 from walmere.testing.cluster import Cluster
 
 WORKERS = (1, 2)
+WARM_ROWS = 200_000
 PERIOD = 6.0
 """Seconds between two batches of `driver`."""
 
@@ -74,14 +75,13 @@ class Bench:
         if not self.cluster.use(workers):
             return
         self.source.sql.execute("TRUNCATE warm")
-        rows = "INSERT INTO warm SELECT i, repeat(md5(i::text), 5) FROM generate_series({}, {}) i"
-        self.source.sql.execute(rows.format(1, 200_000).encode())
         ours = self.subscription("warm", self.bucket(), workers)
-        ours.run("warm", self.source.end())
-        for first in (200_001, 300_001):
-            self.source.sql.execute(rows.format(first, first + 99_999).encode())
+        for first in range(0, 4 * WARM_ROWS, WARM_ROWS):  # a copy, then batches that are divided over all executors
+            note = "SELECT string_agg(md5((i + j)::text), '') FROM generate_series(1, 5) j"  # segments are compressed
+            rows = f"generate_series({first}, {first + WARM_ROWS - 1}) i"
+            self.source.sql.execute(f"INSERT INTO warm SELECT i, ({note}) FROM {rows}".encode())
             ours.run("warm", self.source.end())
-        assert ours.rows("warm") == 400_000
+        assert ours.rows("warm") == 4 * WARM_ROWS
         ours.remove()
         self.source.drop("warm")
 

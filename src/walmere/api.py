@@ -221,14 +221,16 @@ class Subscription:
             doing = f"running the subscription in {self.directory}"
             raise ChangeLogInUse(doing, f"process {pid} runs it already", f"stop process {pid} first")
         from walmere.subscription.receiver import require_source
+        from walmere.subscription.shared.standby import wait_until_free
 
         if once or until is not None:
             self._require_not_paused("running the subscription up to an LSN")
         with self._stoppable():
             until = self._until(until, once)
             ends = until is not None
-            if receives:
-                require_source(self.config)  # also before Spark starts
+            if receives:  # also before Spark starts
+                require_source(self.config)
+                wait_until_free(self.config, self._stopping)
             made = self.launcher(
                 on_progress=on_progress,
                 on_batch_end=on_batch_end,

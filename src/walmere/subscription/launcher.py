@@ -43,6 +43,7 @@ from walmere.subscription.requests import pausing, resync
 from walmere.subscription.requests.position import PositionRequests
 from walmere.subscription.shared.follower import Follower
 from walmere.subscription.shared.requests import POLL_INTERVAL, SharedRequests
+from walmere.subscription.shared.standby import has_log, wait_for_slot
 from walmere.subscription.shared.state import SharedState
 from walmere.subscription.shared.store import probe, refresh_log, require_own
 from walmere.subscription.state import Phase, TableState
@@ -129,7 +130,7 @@ class Launcher:
         self._upkeep = None if upkeep is None else upkeep(recorder.replace_files)
         self._stopping = threading.Event()
         self._claimed = self._paused = False
-        self._take_over = take_over
+        self._takes_tables = take_over
         self._shared = shared
         self._requests = None if shared is None else SharedRequests(shared.store)
         self._requests_at = 0.0
@@ -168,16 +169,17 @@ class Launcher:
 
     def _run(self, until: Lsn | None) -> None:
         self._worker = None
-        self._take_over_state(until)
-        self._prepare()
-        prepared = self._prepare_target(until)
         with (
-            self._receiver(until) as process,
+            contextlib.ExitStack() as receiving,
             DaemonExecutor(CONCURRENT_COPIES, "copying") as copying,
             DaemonExecutor(CONCURRENT_COPIES, "catalogs") as catalog_reads,
             DaemonExecutor(1, "upkeep") as upkeep,
         ):
-            self._process = process
+            first = self._receive_first(receiving, until)
+            self._take_over_state(until)
+            self._prepare(creates=self._receives and first is None)
+            prepared = self._prepare_target(until)
+            process = first or self._receive(receiving, until)
             while not (self._config.changelog / manifest_file.NAME).exists() and not self._stopping.is_set():
                 process.check()
                 time.sleep(_POLL)
@@ -204,24 +206,46 @@ class Launcher:
             if copies.failed and until is not None:
                 raise next(iter(copies.failed.values()))
 
-    def _receiver(self, until: Lsn | None) -> ReceiverProcess | Follower:
-        """What writes the local log: a receiver, or a copy of what one on another machine writes."""
-        return ReceiverProcess(self._config_file, self._config, until) if self._receives else Follower(self._config)
+    def _receive_first(self, receiving: contextlib.ExitStack, until: Lsn | None) -> ReceiverProcess | Follower | None:
+        """With a log in a store: start the receiver before anything else, and wait until it has the slot."""
+        if not self._receives or not self._ask_store(has_log, until):
+            return None
+        process = self._receive(receiving, until)
+        wait_for_slot(process, self._config, self._stopping)
+        return process
+
+    def _receive(self, receiving: contextlib.ExitStack, until: Lsn | None) -> ReceiverProcess | Follower:
+        """Start what writes the local log: a receiver, or a copy of what one on another machine writes."""
+        if self._receives:
+            process: ReceiverProcess | Follower = ReceiverProcess(self._config_file, self._config, until)
+        else:
+            process = Follower(self._config)
+        self._process = process
+        receiving.push(process)
+        return process
 
     def _take_over_state(self, until: Lsn | None) -> None:
         """With a store: become its driver, and continue from the state that is there, if there is a log."""
-        while self._shared is not None and not self._shared.taken and not self._stopping.is_set():
+        if self._shared is not None and not self._shared.taken and self._ask_store(self._take_over, until):
+            self._tables.reload()
+
+    def _take_over(self, config: Config) -> bool:
+        assert self._shared is not None
+        probe(self._shared.store)
+        require_own(config)
+        return self._shared.take_over(self._stopping)
+
+    def _ask_store(self, ask: Callable[[Config], bool], until: Lsn | None) -> bool:
+        """What the store answers; waits for it in a run without an end. False if the run is stopped meanwhile."""
+        while self._shared is not None and not self._stopping.is_set():
             try:
-                probe(self._shared.store)
-                require_own(self._config)
-                if self._shared.take_over(self._stopping):
-                    self._tables.reload()
-                return
+                return ask(self._config)
             except StoreUnavailable as error:
                 if until is not None:
                     raise
                 _log.warning("%s: %s; retrying", error.doing, error.wrong)
                 self._stopping.wait(_STORE_RETRY)
+        return False
 
     def _supervise(
         self, process: ReceiverProcess | Follower, copies: CopyScheduler, upkeep: DaemonExecutor, until: Lsn | None
@@ -303,7 +327,7 @@ class Launcher:
         ownership.require_target(self._config, self._recorder.sink)
         if (messages := self._messages_table()) is not None:
             published = [*published, TableState(messages, MESSAGES_OID)]
-        self._sync.use(self._recorder.claim(owner, published, take_over=self._take_over))
+        self._sync.use(self._recorder.claim(owner, published, take_over=self._takes_tables))
         self._claimed = True
 
     def _prepare_target(self, until: Lsn | None) -> bool:
@@ -343,7 +367,7 @@ class Launcher:
         wanted = self._config.target.messages if self._config.target is not None else None
         return None if wanted is None else TableName(*wanted.split(".", 1))
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, creates: bool) -> None:
         """Create slot and log, or check that they belong to the source, before anything is copied.
 
         The receiver does this too, but it has to start first, and it retries where the run should fail. A thread does
@@ -359,6 +383,7 @@ class Launcher:
                 refresh_log(self._config)
                 if self._receives:
                     self._claim()
+                if creates:
                     receiver.prepare(self._config, cancel.append)
                 done.set_result(None)
             except BaseException as error:

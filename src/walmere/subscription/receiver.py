@@ -186,6 +186,7 @@ class Receiver:
 
     def _receive(self, session: _Session, log: _Log, until: Lsn | None) -> None:
         stream, writer, assembly = session.stream, log.writer, log.assembly
+        self._confirm(stream, writer, assembly, reply=False, all_fed=False)  # other processes see that it has the slot
         age, cut_age = self._config.subscription.segment_seconds, log.cut_seconds
         frames: list[memoryview] = []  # may begin with an unfinished transaction, which the last feed has returned
         size = 0  # of what has arrived since the last feed

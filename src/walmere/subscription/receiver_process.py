@@ -12,6 +12,7 @@ pipe, because it continues if the launcher is killed.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -56,7 +57,7 @@ class ReceiverProcess:
         self._changelog = config.changelog
         directory = config.subscription.directory
         self._log, self._pids = directory / paths.RECEIVER_LOG, directory / paths.RECEIVER_PIDS
-        self._error = directory / paths.RECEIVER_ERROR
+        self._error, self._report = directory / paths.RECEIVER_ERROR, directory / paths.RECEIVER
         self._command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
         self._command += ["--error-file", str(self._error)]
         self.until = until
@@ -130,6 +131,15 @@ class ReceiverProcess:
             self._start_at = now + self._pause(code)
         elif now >= self._start_at:
             self._process = self._start()
+
+    def has_slot(self) -> bool:
+        """Whether a receiver on this machine streams from the slot, or this one has received everything."""
+        if self._process.poll() == 0 and self._has_reached():
+            return True
+        with suppress(OSError, ValueError, KeyError):
+            found = json.loads(self._report.read_bytes())
+            return bool(found["connected"]) and found["pid"] == Lock.holder(self._changelog)
+        return False
 
     def _has_reached(self) -> bool:
         """Whether it ended because the log has reached `until`, and not because it was stopped."""

@@ -1,0 +1,60 @@
+"""Story 39: two machines run one subscription. One works; the other one waits, and goes on when the first is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from conftest import Database
+from mirror import Mirror
+from object_stores import Bucket
+from processes import eventually, running, walmere
+from workload import MixedLoad
+
+
+def machine(database: Database, directory: Path, bucket: Bucket, name: str) -> Mirror:
+    """A mirror whose log and state are in a store, with a directory of its own."""
+    mirror = Mirror(database, directory)
+    file = directory / f"{name}.toml"
+    file.write_text(
+        mirror.file.read_text().replace('directory = "subscription"', f'directory = "{name}"') + bucket.section
+    )
+    mirror.file = file
+    mirror.set("subscription", store=f"{bucket.url}/walmere/shop", upload_seconds=0.2)
+    return mirror
+
+
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_a_standby_goes_on_when_the_other_machine_is_lost_and_that_one_is_the_standby_later(
+    database18: Database, tmp_path: Path, bucket: Bucket
+) -> None:
+    database = database18
+    MixedLoad.create(database, "numeric(20, 2)")
+    one, two = (machine(database, tmp_path, bucket, name) for name in ("one", "two"))
+    said = {name: tmp_path / f"{name}.log" for name in ("one", "two", "again")}
+
+    def waits(name: str) -> bool:
+        return "is running on another machine" in said[name].read_text()
+
+    with MixedLoad(database, 39, writers=2, pause=0.1), running("run", "-c", one.file, output=said["one"]) as first:
+        eventually(lambda: all(one.phase(table) == "r" for table in MixedLoad.TABLES), 90, said["one"].read_text)
+        copied = {each.name: each.snapshot_lsn for each in one.tables()}
+        with running("run", "-c", two.file, output=said["two"]) as second:
+            eventually(lambda: waits("two"), 60, said["two"].read_text)
+            os.killpg(first.pid, signal.SIGKILL)
+            two.becomes(lambda: len(list(two.tables())) == 3 and all(each.follows for each in two.tables()))
+            with running("run", "-c", one.file, output=said["again"]) as again:
+                eventually(lambda: waits("again"), 60, said["again"].read_text)
+                reached = min(each.applied_lsn for each in two.tables())
+                eventually(lambda: min(each.applied_lsn for each in two.tables()) > reached, 60, said["two"].read_text)
+                assert again.poll() is None
+                assert second.poll() is None
+    assert "taken over" not in said["two"].read_text()
+    two.run_once()
+    two.assert_equal(*MixedLoad.TABLES)
+    assert {each.name: each.snapshot_lsn for each in two.tables()} == copied, "no table was copied again"
+    assert walmere("verify", "-c", two.file).returncode == 0
