@@ -21,7 +21,7 @@ from walmere.spark.executors import require_suitable
 from walmere.spark.interpreters import is_local
 from walmere.spark.jvm import require_alive, require_java
 from walmere.spark.late_session import LateSession
-from walmere.spark.session import master_of, session
+from walmere.spark.session import master_of, session, stopped_after_error
 from walmere.spark.tasks import SparkTasks
 from walmere.subscription.checks.cluster import require_shared
 from walmere.subscription.copy_progress import CopyProgress, RunningCopies
@@ -105,8 +105,9 @@ def spark(config: Config) -> SparkSession:
     log = config.subscription.directory / paths.SPARK_LOG
     if not is_local(master_of(config.spark.master)):
         require_shared(config)
-    started = session(config.subscription.name, config.spark.master, config.spark.settings, log)
-    require_suitable(started.sparkContext)
+    with stopped_after_error():
+        started = session(config.subscription.name, config.spark.master, config.spark.settings, log)
+        require_suitable(started.sparkContext)
     if (address := started.sparkContext.uiWebUrl) is not None:
         _log.warning("Spark's UI is at %s", address)
     return started

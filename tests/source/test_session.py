@@ -11,19 +11,30 @@ import pytest
 
 import walmere
 from conftest import Database
+from mirror import Mirror
 from querying import Queries
 from walmere.errors import ConfigError, SparkUnavailable
 
 PROGRAM = """
-import sys
+import os, sys
 import walmere
+from walmere.errors import ConfigError
 
-spark = walmere.session("local[1]", {"spark.sql.shuffle.partitions": 2, "spark.sql.ansi.enabled": False}, name="orders")
+try:
+    walmere.session("local[1]", {"spark.pyspark.python": "/nowhere/python"})
+except ConfigError as error:
+    assert "/nowhere/python on this machine" in error.wrong, error
+else:
+    raise AssertionError("Spark would plan with a Python that is not there")
+settings = {"spark.master": "local[1]", "spark.sql.shuffle.partitions": 2, "spark.sql.ansi.enabled": False}
+spark = walmere.session(settings=settings, name="orders")
+assert spark.sparkContext.master == "local[1]", "a task that fails is not tried again"
+assert not {"SPARK_LOCAL_IP", "SPARK_LAUNCHER_OPTS"} & set(os.environ), "a session on a cluster may follow"
 conf = spark.sparkContext.getConf()
 assert conf.get("spark.app.name") == "orders"
 assert conf.get("spark.sql.shuffle.partitions") == "2"
 assert conf.get("spark.sql.ansi.enabled") == "false"
-assert conf.get("spark.sql.streaming.noDataMicroBatches.enabled") is None, "what queries do is not changed"
+assert conf.get("spark.scheduler.mode") is None, "that is for runs"
 changes = spark.readStream.format("pgoutput").option("directory", sys.argv[1]).option("table", "t").load()
 rows = []
 query = changes.writeStream.foreachBatch(lambda batch, _: rows.append(batch.count())).trigger(availableNow=True).start()
@@ -48,6 +59,38 @@ def test_the_active_session_is_used_and_knows_the_format(database18: Database, t
 def test_a_master_that_does_not_answer_is_named() -> None:
     with pytest.raises(SparkUnavailable, match=r"spark://127\.0\.0\.1:1 does not answer"):
         walmere.session("spark://127.0.0.1:1")
+
+
+NOTEBOOK = """
+import logging, sys
+import walmere
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.range(10).count()
+conf, sql = dict(spark.sparkContext.getConf().getAll()), spark.sql("SET").collect()
+handlers = {name: list(logging.getLogger(name).handlers) for name in (None, "py4j", "pyspark")}
+walmere.Subscription(sys.argv[1]).run(once=True)
+assert dict(spark.sparkContext.getConf().getAll()) == conf
+assert spark.sql("SET").collect() == sql
+assert {name: list(logging.getLogger(name).handlers) for name in handlers} == handlers
+print(spark.range(rows).count())
+"""
+
+
+@pytest.mark.long
+def test_a_run_in_a_session_of_somebody_else_changes_nothing_of_it(database18: Database, tmp_path: Path) -> None:
+    database18.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)", "CREATE PUBLICATION pub FOR TABLE t"
+    )
+    mirror = Mirror(database18, tmp_path)
+    command = [sys.executable, "-c", NOTEBOOK, str(mirror.file)]
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    for statement in ("INSERT INTO t VALUES (2)", "DELETE FROM t WHERE id = 1"):
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["10"]), done.stderr
+        mirror.assert_equal("t")
+        database18.execute(statement)
 
 
 @pytest.mark.long

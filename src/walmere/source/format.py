@@ -111,9 +111,10 @@ def register(spark: SparkSession) -> None:
 
     Spark looks for formats with the first `python3` on the PATH, or PYSPARK_PYTHON, which may not have Walmere. With a
     local master, this session's Python processes run the interpreter of this process from now on, unless PYSPARK_PYTHON
-    is set. On a cluster, the executors' Python has to have Walmere.
+    is set. On a cluster, the executors' Python has to have Walmere; and Spark plans with the same path on this machine.
     """
-    from walmere.spark.interpreters import use_driver_python
+    from walmere.spark.interpreters import require_python_here, use_driver_python
 
     use_driver_python()
+    require_python_here()
     spark.dataSource.register(PgoutputSource)

@@ -8,16 +8,16 @@ from pyspark.sql import SparkSession
 
 from walmere.source.format import register
 from walmere.spark.executors import require_suitable
-from walmere.spark.session import program_session
+from walmere.spark.session import program_session, stopped_after_error
 
 
 def session(
     master: str | None = None, settings: Mapping[str, str | int | bool] | None = None, *, name: str = "walmere"
 ) -> SparkSession:
-    """A Spark session that knows format `pgoutput`, and starts in about 0.6 of the usual time.
+    """A Spark session that knows format `pgoutput`, and starts fast (`walmere help start-up`).
 
-    The active session of this process is used, if there is one. `master`: that of spark-submit, or `local[*]`, if it is
-    None. `settings`: any of Spark; they come before those that are set here.
+    The active session of this process is used as it is, if there is one. `master`: that of spark-submit, or `local[*]`,
+    if it is None. `settings`: any of Spark; they come before those that are set here.
 
     The JVM maps Spark's classes from the archive of `walmere warm`, if there is one, and uses only Java's first
     compiler. Give a program that computes for hours in the JVM another `spark.driver.extraJavaOptions`. Spark's UI is
@@ -26,7 +26,8 @@ def session(
     given = {
         key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in (settings or {}).items()
     }
-    started = program_session(name, master, given)
-    require_suitable(started.sparkContext)
-    register(started)
-    return started
+    with stopped_after_error():
+        found = program_session(name, master, given)
+        require_suitable(found.sparkContext)
+        register(found)
+    return found

@@ -17,6 +17,7 @@ That is often not the program's own interpreter: `.venv/bin/python program.py`. 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from typing import Final
 
 import pyspark
 from pyspark import SparkContext
+
+from walmere.errors import ConfigError
 
 _WRAPPER: Final = Path(__file__).with_name("python")
 _VARIABLE: Final = "WALMERE_PYTHON"  # read by the wrapper
@@ -66,16 +69,37 @@ def variables(master: str, settings: Mapping[str, str]) -> Iterator[dict[str, st
         wanted["PYSPARK_DRIVER_PYTHON"] = driver_python()  # with which the JVM looks up data sources
         # planners of format pgoutput run `python3`, too, but on this machine; the PATH of executors is not changed
         wanted["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
+    with environment(wanted):
         yield {SETTING: workers} | ({f"spark.executorEnv.{_VARIABLE}": sys.executable} if is_local(master) else {})
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process in this block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def require_python_here() -> None:
+    """Raise ConfigError if the executors' Python cannot be run on this machine, too.
+
+    PySpark has one setting for both: Spark plans the reads of a Python data source with it, beside the driver.
+    """
+    context = SparkContext._active_spark_context
+    if context is not None and shutil.which(context.pythonExec) is None:
+        raise ConfigError(
+            "registering format pgoutput",
+            f"Spark plans its reads with {context.pythonExec} on this machine, which is not there",
+            f"set {SETTING} to a path that executors and this machine have; a link on this machine is enough",
+        )
 
 
 def use_driver_python() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,10 +40,11 @@ def require_java() -> str:
 
 def _describe(java: Path) -> str:
     """The file that an installation has about itself, or else what Java prints: starting it takes longer."""
-    try:
-        return java.resolve().parents[1].joinpath("release").read_text()
-    except (OSError, UnicodeDecodeError):
-        return subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    with suppress(OSError, UnicodeDecodeError):
+        release = java.resolve().parents[1].joinpath("release").read_text()
+        if "JAVA_VERSION=" in release:
+            return release
+    return subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
 
 
 def require_alive(log: Path | None = None, seconds: float = 0.0) -> None:

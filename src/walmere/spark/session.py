@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import signal
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from pyspark import SparkConf, SparkContext
-from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
 
 from walmere.errors import ConfigError, SparkUnavailable
 from walmere.spark import class_data, interpreters, placement
 from walmere.spark.daemon import MODULE, NICE
 from walmere.spark.jvm import JVM_OPTIONS, require_java
+from walmere.spark.spark_log import log_to, stderr_to
 
 _LOCAL: Final = "local[*]"
 _ATTEMPTS: Final = 4  # of a task, as on a cluster
@@ -58,44 +57,85 @@ _NO_KEYS_ON_YARN: Final = {
 
 
 def session(name: str, master: str | None, settings: Mapping[str, str], log: Path | None = None) -> SparkSession:
-    """Start Spark for a run, or use the session of this process. `log` gets the JVM's stderr.
+    """Start Spark for a run, or use the session of this process as it is. `log` gets the JVM's stderr.
 
     `settings` come first, then those of spark-submit, then ours. `master`: None: that of spark-submit, or local.
     """
-    local = {f"spark.executorEnv.{NICE}": "10"} if interpreters.is_local(master_of(master)) else {}
-    with _builder(f"walmere {name}", master, settings, {**_OF_RUNS, **local}) as builder:
-        return _start(builder, master_of(master), log)
+    if master is not None:
+        require_master(master)  # also if there is a session: it may be of another master
+    if (active := active_session()) is not None:
+        if log is not None and active.sparkContext is _Started.context:
+            log_to(log)
+        return active
+    master = master_of(master)
+    ours = dict(_OF_RUNS)
+    if interpreters.is_local(master):
+        ours[f"spark.executorEnv.{NICE}"] = "10"
+        # otherwise Spark would not retry tasks
+        master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)
+    with _builder(f"walmere {name}", master, settings, ours) as builder:
+        started = _start(builder, master, log)
+    _Started.context = started.sparkContext
+    return started
+
+
+class _Started:
+    """What was started here. All other sessions belong to somebody else, and nothing of them is changed."""
+
+    context: SparkContext | None = None
 
 
 def program_session(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark for a program of a user, or use the session of this process: only a short start is set."""
-    with _builder(name, master, settings, _OF_PROGRAMS) as builder:
+    """Start Spark for a program of a user, or use the session of this process as it is: only a short start is set."""
+    if master is not None:
+        require_master(master)
+    if (active := active_session()) is not None:
+        return active
+    master = master_of(master or settings.get("spark.master"))
+    with _builder(name, master, {**settings, "spark.master": master}, _OF_PROGRAMS) as builder:
         try:
             return builder.getOrCreate()
         except Exception as error:
-            raise _not_started(master_of(master), "", error, "correct master or settings") from None
+            raise _not_started(master, "", error, "correct master or settings") from None
+
+
+def active_session() -> SparkSession | None:
+    """The session of this process; None: there is none."""
+    active = SparkContext._active_spark_context
+    return None if active is None or active._jsc is None else SparkSession.builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def stopped_after_error() -> Iterator[None]:
+    """Stop the session that was started in this block if it ends with an error: the next one may have others."""
+    had_one = active_session() is not None
+    try:
+        yield
+    except BaseException:
+        if not had_one and (started := active_session()) is not None:
+            started.stop()
+        raise
 
 
 @contextlib.contextmanager
 def _builder(
-    name: str, master: str | None, settings: Mapping[str, str], defaults: Mapping[str, str]
+    name: str, master: str, settings: Mapping[str, str], defaults: Mapping[str, str]
 ) -> Iterator[SparkSession.Builder]:
-    """The builder of a session. It has to be used in this block."""
-    java = require_java()
+    """The builder of a new session. It has to be used in this block."""
     given = _from_spark_submit()
-    if master is not None:
-        require_master(master)  # also if there is a session: it may be of another master
-    master = master_of(master)
-    ours = {**defaults, "spark.driver.extraJavaOptions": f"{JVM_OPTIONS} {class_data.options(java)}".strip()}
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", JVM_OPTIONS)  # of the JVM that puts Spark's command line together
-    if interpreters.is_local(master):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no other machine connects to it
-        # otherwise Spark would not retry tasks
-        master = re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{_ATTEMPTS}]", master)
+    java_options = f"{JVM_OPTIONS} {class_data.options(require_java())}".strip()
+    ours = {**defaults, "spark.driver.extraJavaOptions": java_options}
     if master == "yarn":
         ours |= _NO_KEYS_ON_YARN
+    variables = {"SPARK_LAUNCHER_OPTS": JVM_OPTIONS}  # of the JVM that puts Spark's command line together
+    if interpreters.is_local(master):
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"  # no other machine connects to it
+    missing = {variable: value for variable, value in variables.items() if variable not in os.environ}
     builder = SparkSession.builder.appName(name).master(master)
-    with interpreters.variables(master, {**given, **settings}) as pythons:
+    with (
+        interpreters.environment(missing),
+        interpreters.variables(master, {**given, **settings}) as pythons,
+    ):
         for key, value in {**ours, **given, **pythons, **settings}.items():
             builder = builder.config(key, value)
         yield builder
@@ -123,7 +163,7 @@ def _start(builder: SparkSession.Builder, master: str, log: Path | None) -> Spar
         created = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with _stderr_to(path), _own_signals():
+            with stderr_to(path), _own_signals():
                 spark = builder.getOrCreate()
         except Exception as error:
             text = path.read_text(errors="replace")
@@ -132,7 +172,7 @@ def _start(builder: SparkSession.Builder, master: str, log: Path | None) -> Spar
                 path.parent.rmdir()
             raise _not_started(master, text, error, "correct [spark]") from None
     if log is not None:
-        _log_to(log)
+        log_to(log)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
@@ -167,57 +207,6 @@ def _own_signals() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
-
-
-class _LogFile(logging.FileHandler):
-    """Ignores errors: the directory may be deleted by `walmere drop`, and the disk may be full."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):
-            super().emit(record)
-
-
-def _log_to(path: Path) -> None:
-    """Write the logs of PySpark and py4j to the JVM's log: they have tracebacks, and users see one line per error."""
-    for name in ("py4j", "pyspark"):
-        logger = logging.getLogger(name)
-        for handler in [each for each in logger.handlers if isinstance(each, logging.FileHandler)]:
-            logger.removeHandler(handler)
-            handler.close()
-        handler = _LogFile(path, delay=True)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
-    for each in logging.getLogger().handlers:
-        each.addFilter(_not_from_py4j)  # a function is added only once
-    # by default it prints a traceback when a worker or the JVM has ended
-    setattr(AccumulatorTCPServer, "handle_error", _log_error)  # noqa: B010
-
-
-def _not_from_py4j(record: logging.LogRecord) -> bool:
-    """Filter records of py4j, which logs some of them with the root logger."""
-    if "py4j" not in Path(record.pathname).parts:
-        return True
-    if record.name == "root":
-        logging.getLogger("py4j").handle(record)
-    return False
-
-
-def _log_error(*_: object) -> None:
-    logging.getLogger("pyspark").exception("receiving an accumulator")
-
-
-@contextlib.contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """Redirect stderr to this file. A child that is started meanwhile keeps it as its stderr."""
-    kept = os.dup(2)
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _not_started(master: str, jvm_log: str, error: Exception, hint: str) -> ConfigError:
