@@ -18,7 +18,8 @@ from typing import Final
 
 from walmere.config import PostgresTarget
 from walmere.demo import shell
-from walmere.sinks.postgres.connect import Connection, connect, translate_errors
+from walmere.sinks.postgres.connect import Connection, connect
+from walmere.sinks.postgres.errors import translate_errors
 from walmere.testing.server import Server
 
 SETTINGS: Final = {"max_wal_size": "256MB", "min_wal_size": "32MB", "max_active_replication_origins": "32"}

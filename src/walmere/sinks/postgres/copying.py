@@ -28,7 +28,8 @@ from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.owner import Owner
 from walmere.sinks.postgres import origin
-from walmere.sinks.postgres.connect import Connection, connect, translate_errors
+from walmere.sinks.postgres.connect import Connection, connect
+from walmere.sinks.postgres.errors import translate_errors
 from walmere.sinks.postgres.relation import TargetRelation, missing_table, read_relations
 from walmere.sinks.postgres.staged_copy import empty, insert_rows, replace_rows
 from walmere.sinks.postgres.state import State

@@ -20,6 +20,7 @@ from psycopg.pq import TransactionStatus
 from walmere.errors import SinkError, SinkUnavailable
 from walmere.lsn import Lsn
 from walmere.sinks.postgres.connect import Connection
+from walmere.sinks.postgres.errors import without_values
 
 _WAIT: Final = 30.0
 """Seconds to wait for another session that uses the origin."""
@@ -67,7 +68,7 @@ def reserve(connection: Connection, subscription: str) -> None:
         except pg.ConfigurationLimitExceeded as error:
             raise SinkError(
                 f"using the replication origin {name} of the target",
-                " ".join((error.diag.message_primary or "").split()),
+                without_values(error),
                 MORE_PLACES,
             ) from None
 
@@ -97,7 +98,7 @@ def set_up(connection: Connection, name: str) -> None:
             if time.monotonic() > deadline:
                 doing = f"using the replication origin {name} of the target"
                 hint = "Walmere retries; SELECT * FROM pg_replication_origin_status shows the progress of each origin"
-                raise SinkUnavailable(doing, " ".join(str(error).split()), hint) from None
+                raise SinkUnavailable(doing, without_values(error), hint) from None
             time.sleep(0.05)
 
 

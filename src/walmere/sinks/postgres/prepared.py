@@ -20,9 +20,10 @@ from psycopg import errors as pg
 from psycopg.sql import SQL
 from psycopg.sql import Literal as SqlLiteral
 
-from walmere.errors import SinkError
+from walmere.errors import SinkError, SinkUnavailable
 from walmere.names import TableName
 from walmere.sinks.postgres.connect import Connection
+from walmere.sinks.postgres.errors import without_values
 from walmere.sinks.postgres.state import State
 
 
@@ -56,10 +57,14 @@ def prepare(connection: Connection, state: State, gid: str, tables: list[TableNa
         connection.execute(SQL("PREPARE TRANSACTION {}").format(SqlLiteral(gid)))
     except pg.FeatureNotSupported:
         return  # a trigger has used a temporary table, or NOTIFY: the changes are applied at COMMIT PREPARED
-    except pg.ObjectNotInPrerequisiteState as error:
-        raise SinkError(
+    except (pg.ObjectNotInPrerequisiteState, pg.OutOfMemory) as error:
+        query = "SELECT current_setting('max_prepared_transactions')::int, count(*) FROM pg_prepared_xacts"
+        [(places, used)] = connection.execute(query).fetchall()
+        if used < places:  # a deferred trigger has raised it
+            raise
+        raise (SinkUnavailable if places else SinkError)(
             "preparing a transaction at the target",
-            " ".join((error.diag.message_primary or "").split()),
+            without_values(error),
             "increase max_prepared_transactions there, or set source.two_phase = false",
         ) from None
 

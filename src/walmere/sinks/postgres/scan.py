@@ -14,7 +14,8 @@ from psycopg.sql import Literal as SqlLiteral
 from walmere.libpq import Address
 from walmere.names import TableName
 from walmere.sinks.base import TableScan
-from walmere.sinks.postgres.connect import Connection, connect, translate_errors
+from walmere.sinks.postgres.connect import Connection, connect
+from walmere.sinks.postgres.errors import translate_errors
 from walmere.sinks.postgres.relation import missing_table, read_relations
 
 PIECE_BYTES: Final = 64 << 20

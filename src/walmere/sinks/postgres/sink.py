@@ -34,8 +34,9 @@ from walmere.owner import Owner, owned_by_another
 from walmere.sinks.base import Extent, Standing, TableScan, Upkeep, UpkeepWork
 from walmere.sinks.postgres import copying, origin, prepared, transaction
 from walmere.sinks.postgres import scan as scanning
-from walmere.sinks.postgres.connect import Connection, connect, translate_errors
+from walmere.sinks.postgres.connect import Connection, connect
 from walmere.sinks.postgres.copying import Copy, Creation
+from walmere.sinks.postgres.errors import translate_errors
 from walmere.sinks.postgres.relation import (
     TargetRelation,
     missing_columns,

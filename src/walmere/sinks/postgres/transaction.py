@@ -23,7 +23,8 @@ from walmere.libpq import Address
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.postgres import origin
-from walmere.sinks.postgres.connect import Connection, is_session_error, reused, translate_errors, without_values
+from walmere.sinks.postgres.connect import Connection, reused
+from walmere.sinks.postgres.errors import is_session_error, translate_errors, without_values
 from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_same
 from walmere.sinks.postgres.rows.apply import RowMode, apply_rows
 from walmere.sinks.postgres.rows.block import written_by_others

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from psycopg.sql import SQL, Identifier
 
 from walmere.errors import Conflict
-from walmere.sinks.postgres.connect import Connection, is_row_refused, is_session_error, without_values
+from walmere.sinks.postgres.connect import Connection
+from walmere.sinks.postgres.errors import is_row_refused, is_session_error, without_values
 from walmere.sinks.postgres.relation import require_same
 from walmere.sinks.postgres.rows.block import block
 from walmere.sinks.postgres.rows.changes import RowChanges, RowPiece, TruncateRows

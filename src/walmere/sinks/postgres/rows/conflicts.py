@@ -24,7 +24,8 @@ from psycopg.sql import Literal as SqlLiteral
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
 from walmere.names import TableName
-from walmere.sinks.postgres.connect import ROW_REFUSED, SESSION_ERROR, Connection
+from walmere.sinks.postgres.connect import Connection
+from walmere.sinks.postgres.errors import ROW_REFUSED, SESSION_ERROR
 from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
 from walmere.sinks.postgres.rows.refused import Refused
 from walmere.sinks.postgres.state import State

@@ -10,7 +10,7 @@ from typing import Final
 
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
-from walmere.sinks.postgres.connect import ROW_REFUSED
+from walmere.sinks.postgres.errors import ROW_REFUSED
 
 _BY_SQLSTATE: Final = {
     "23502": ("alter the constraint of the target", ("skip",)),
