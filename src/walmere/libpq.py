@@ -222,6 +222,28 @@ def one_line(error: psycopg.Error) -> str:
     return " ".join(text.split())
 
 
+VALUE_ERRORS: Final = {
+    "22001": "value too long",
+    "22003": "value out of range",
+    "22007": "value not valid",
+    "22008": "value out of range",
+    "22012": "division by zero",
+    "22015": "value out of range",
+    "22021": "a character is not in the encoding of the database",
+    "22026": "value of another length",
+    "22P02": "value not valid",
+    "22P05": "a character is not in the encoding of the database",
+}
+"""What is wrong with a value, by SQLSTATE. The server's message would show the value, in the server's language."""
+SYNTAX_ERROR: Final = "42601"
+"""The SQLSTATE that some types have for a value, such as tsquery and jsonpath."""
+
+
+def value_error(sqlstate: str) -> str:
+    """What is wrong with a value."""
+    return VALUE_ERRORS.get(sqlstate, f"SQLSTATE {sqlstate}")
+
+
 def scrubber(address: Address) -> Scrub:
     """A function that replaces the secrets of a connection in a text."""
     secrets = [address.dsn.get_secret_value(), *(v for k, v in parameters_of(address).items() if k in _SECRET)]

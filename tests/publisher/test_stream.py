@@ -12,10 +12,10 @@ from conftest import Database
 from processes import eventually
 from publisher.conftest import source_of
 from walmere.config import Source
-from walmere.errors import NotConfigured, PublicationMissing, SlotMissing, SourceUnavailable
+from walmere.errors import NotConfigured, PublicationMissing, SlotMissing, SourceError, SourceUnavailable
 from walmere.lsn import INVALID_LSN, Lsn
 from walmere.pgoutput.replication import XLogData, decode_frame
-from walmere.publisher import slot
+from walmere.publisher import copy, slot, snapshot
 from walmere.publisher.catalog import emit_message, published_tables, require_publications, wal_position
 from walmere.publisher.connect import connect
 from walmere.publisher.stream import Stream, identify_system
@@ -247,6 +247,32 @@ def test_a_publication_that_is_missing_is_found_in_the_catalog_or_in_the_stream(
         database.execute("INSERT INTO t VALUES (1)")
         with pytest.raises(PublicationMissing, match='publication "No "such" one" does not exist'):
             payloads(stream, b"C")
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "wrong"),
+    [("to_tsquery('simple', note) IS NOT NULL", "SQLSTATE 42601"), ("decode(note, 'hex') <> ''", "SQLSTATE 22023")],
+)
+def test_a_value_is_not_shown_by_a_row_filter_that_fails(database: Database, row_filter: str, wrong: str) -> None:
+    """In the stream, and in the copy."""
+    if database.major < 15:
+        pytest.skip("PostgreSQL 14 has no row filters")
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        f"CREATE PUBLICATION pub FOR TABLE t WHERE ({row_filter})",
+    )
+    source = source_of(database)
+    with streaming(source) as stream:
+        database.execute("INSERT INTO t VALUES (1, '~secret |')")
+        with pytest.raises(SourceError, match=wrong) as streamed:
+            payloads(stream, b"C")
+    command = SQL(f"COPY (SELECT note FROM public.t WHERE {row_filter}) TO STDOUT").format()
+    with snapshot.exported(source, f"{source.slot}_copy") as made, pytest.raises(SourceError, match=wrong) as copied:
+        list(copy.copy_out(source, "test", made, command))
+    for caught in (streamed, copied):
+        assert "~" not in str(caught.value)
+        assert "row filter" in caught.value.hint
 
 
 def test_a_walsender_that_is_ended_is_a_passing_trouble(database: Database) -> None:

@@ -30,7 +30,17 @@ from walmere.errors import (
     SourceUnavailable,
     TableLocked,
 )
-from walmere.libpq import Address, Scrub, conninfo_of, describe, one_line, scrubber, settings
+from walmere.libpq import (
+    SYNTAX_ERROR,
+    Address,
+    Scrub,
+    conninfo_of,
+    describe,
+    one_line,
+    scrubber,
+    settings,
+    value_error,
+)
 from walmere.publisher.capabilities import Capabilities
 from walmere.publisher.silence import WatchedConnection, silence_of
 
@@ -63,11 +73,17 @@ def capabilities(connection: Connection) -> Capabilities:
 
 
 @contextmanager
-def translate_errors(source: Address, doing: str) -> Iterator[None]:
-    """Convert errors of psycopg to SourceError, without passwords."""
+def translate_errors(source: Address, doing: str, *, of_rows: bool = False) -> Iterator[None]:
+    """Convert errors of psycopg to SourceError, without passwords.
+
+    `of_rows`: the server reads rows. A function of a row filter may fail, and its message shows the value.
+    """
     try:
         yield
     except psycopg.Error as error:
+        state = error.sqlstate or ""
+        if of_rows and (state.startswith("22") or state == SYNTAX_ERROR):
+            raise SourceError(doing, value_error(state), ROW_FILTER_HINT) from None
         raise translate(error, doing, scrubber(source)) from None
 
 
@@ -134,6 +150,11 @@ COLUMN_LISTS_DIFFERED_HINT: Final = (
     "publications had different column lists for this table when it was changed, and PostgreSQL cannot decode that "
     "change, even if the lists are equal now. Make them equal (`walmere check` has the statements), then "
     "`walmere drop` and `walmere run`: all tables are copied again, and can be read meanwhile"
+)
+ROW_FILTER_HINT: Final = (
+    "a row filter of the publication fails for a row; the source's log has the whole message. Correct the row filter. "
+    "Changes from before that are decoded with the old one: if the error stays, `walmere drop`, then `walmere run` "
+    "copies all tables again"
 )
 SLOT_MISSING_HINT: Final = (
     "the slot was dropped, so changes may be lost: `walmere drop`, then `walmere run` copies all tables again"

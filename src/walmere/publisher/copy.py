@@ -61,7 +61,7 @@ def copy_out(
             raise SourceUnavailable(error.doing, error.wrong) from None
         copying = _Copying(session, command)
         try:
-            with translate_errors(source, "copying from the source"):
+            with translate_errors(source, "copying from the source", of_rows=True):
                 yield from _whole_rows(copying.take)
         finally:
             copying.give_up()

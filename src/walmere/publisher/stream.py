@@ -118,7 +118,7 @@ class Stream:
                 else:
                     self._ended()
         except OperationalError as error:
-            with translate_errors(self._source, f"reading from replication slot {self._source.slot}"):
+            with translate_errors(self._source, f"reading from replication slot {self._source.slot}", of_rows=True):
                 raise error
         finally:
             if collects:
@@ -159,6 +159,6 @@ class Stream:
         doing = f"reading from replication slot {self._source.slot}"
         result = self._pgconn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            with translate_errors(self._source, doing):
+            with translate_errors(self._source, doing, of_rows=True):
                 raise error_of(result)
         raise SourceUnavailable(doing, "the server ended the stream", "no action needed: the receiver connects again")

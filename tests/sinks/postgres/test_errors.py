@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import psycopg
 import pytest
 
 from conftest import Database
-from sinks.histories import row
-from sinks.postgres.target import CREATE, TABLE, begin
+from servers import BINARIES
+from sinks.histories import insert, row
+from sinks.postgres.target import CREATE, TABLE, begin, clean, do
 from sinks.subjects import sink_of
-from walmere.errors import SinkError, SinkUnavailable
+from walmere.errors import Conflict, SinkError, SinkUnavailable
 from walmere.lsn import Lsn
+from walmere.publisher.ddl import TableDdl
 from walmere.sinks.postgres import prepared
 from walmere.sinks.postgres.errors import translate
 from walmere.sinks.postgres.sink import PostgresSink
-from walmere.testing.server import Server
+from walmere.testing.server import LOGICAL, Server
 
 CORRECT = "correct what the message says at the target"
+TAKES_THE_ROW = "alter the target so that it takes the row"
 
 
 def test_a_table_whose_old_rows_cannot_be_removed_is_not_tried_again_as_if_the_server_were_away(
@@ -103,3 +108,132 @@ def test_a_prepare_that_fails_says_why(private_server: Server) -> None:
     assert not refused.value.transient
     assert "increase max_prepared_transactions" in refused.value.hint
     assert sink.applied(TABLE) == Lsn(100)
+
+
+def test_a_copied_value_that_does_not_fit_names_the_column_and_what_to_do(
+    database: Database, sink: PostgresSink
+) -> None:
+    database.execute("ALTER TABLE t ALTER count TYPE smallint")
+    with pytest.raises(SinkError, match="column count: value out of range") as caught:
+        begin(sink, row(1, count=70000))
+    assert "70000" not in str(caught.value)
+    assert "alter the type of the column at the target" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("statement", "wrong", "hint"),
+    [
+        ("ADD x smallint GENERATED ALWAYS AS (count * 20000) STORED", "value out of range", TAKES_THE_ROW),
+        ("ADD x int GENERATED ALWAYS AS (note::int) STORED", "value not valid", TAKES_THE_ROW),
+        ("ADD x tsquery GENERATED ALWAYS AS (to_tsquery('simple', note)) STORED", "SQLSTATE 42601", CORRECT),
+        ("ADD CHECK (count < 3)", "violates check constraint", "alter the constraint of the target"),
+        ("ADD UNIQUE (part)", "duplicate key value", "change the row of the target that is in the way"),
+    ],
+)
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_row_that_a_copy_refuses_as_a_whole_is_not_shown(
+    database: Database, sink: PostgresSink, statement: str, wrong: str, hint: str, staged: bool
+) -> None:
+    database.execute(f"ALTER TABLE t {statement}")
+    if staged:
+        database.execute("INSERT INTO t (id) VALUES (77)")
+    with pytest.raises(SinkError, match=wrong) as caught:
+        begin(sink, row(1, note="Smith, Mr secret: 4711", count=3), row(2, note="1", count=0))
+    assert "secret" not in str(caught.value)
+    assert caught.value.hint == hint
+
+
+def test_a_row_for_which_a_copy_finds_no_partition_is_answered_by_a_partition(database: Database) -> None:
+    database.execute(f"{CREATE} PARTITION BY LIST (part)")
+    with pytest.raises(SinkError, match="no partition of relation") as caught:
+        begin(sink_of(database), row(1))
+    assert caught.value.hint == "create a partition for the row at the target"
+    clean(database)
+
+
+TRANSLATED = "ungültige Eingabesyntax für Typ integer: »4711 secret«"
+
+
+@pytest.mark.parametrize("on_conflict", ["stop", "skip"])
+def test_a_value_is_not_shown_by_a_message_in_another_language(
+    database: Database, sink: PostgresSink, on_conflict: str
+) -> None:
+    """Copied, and in a change: here a function of the table has the server's message."""
+    database.execute(
+        "CREATE OR REPLACE FUNCTION fine(note text) RETURNS bool LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF note ~ 'secret' THEN RAISE '{TRANSLATED}' USING ERRCODE = '22P02'; END IF; RETURN true; END $$",
+        "ALTER TABLE t ADD CHECK (public.fine(note))",
+    )
+    with pytest.raises(SinkError, match=r": value not valid\n") as copied:
+        begin(sink, row(1, note="4711 secret"))
+    begin(sink, row(1))
+    sink = sink_of(database, on_conflict=on_conflict)
+    if on_conflict == "stop":
+        with pytest.raises(Conflict, match=r"is refused \(value not valid\)") as refused:
+            do(sink, insert(2, note="4711 secret"))
+        assert "4711" not in str(refused.value) + refused.value.found
+    else:
+        do(sink, insert(2, note="4711 secret"))
+    assert "4711" not in str(copied.value)
+    assert database.rows("SELECT message FROM walmere.conflicts") == [("value not valid",)]
+
+
+@pytest.fixture(scope="module")
+def german_server() -> Iterator[Server]:
+    """A server that has German messages, if its translations are installed."""
+    if 15 not in BINARIES:
+        pytest.skip("no PostgreSQL 15, the version that is installed with its translations")
+    server = Server(BINARIES[15], {**LOGICAL, "lc_messages": "'C.UTF-8'"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LANGUAGE", "de")
+        server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def german(german_server: Server) -> Iterator[Database]:
+    """A database whose server has German messages."""
+    made = Database(german_server)
+    try:
+        with pytest.raises(psycopg.Error) as error:
+            made.execute("SELECT 1/0")
+        if "Division durch Null" not in str(error.value):
+            pytest.skip("the translations of the server are not installed")
+        yield made
+    finally:
+        made.drop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wrong"),
+    [
+        ("int", "4711 secret", "value not valid"),
+        ("varchar(3)", "4711 secret", "value too long"),
+        ("tsquery", "4711 secret", "value not valid"),
+        ("regclass", "secret", "value not valid"),
+        ("jsonpath", "4711 secret", "value not valid"),
+        ("json", "4711 secret", "value not valid"),
+    ],
+)
+def test_a_value_is_not_shown_by_a_translated_server(german: Database, kind: str, value: str, wrong: str) -> None:
+    german.execute(CREATE, "ALTER TABLE t ADD PRIMARY KEY (id)", f"ALTER TABLE t ALTER note TYPE {kind} USING NULL")
+    sink = sink_of(german)
+    with pytest.raises(SinkError, match=f"column note: {wrong}") as copied:
+        begin(sink, row(1, note=value))
+    begin(sink, row(1, note=None))
+    with pytest.raises(Conflict, match=f"insert_failed.*column note: {wrong} for type") as refused:
+        do(sink, insert(2, note=value))
+    assert '"skip"' in refused.value.hint
+    do(sink_of(german, on_conflict="skip"), insert(2, note=value), insert(3, note=None))
+    assert german.rows("SELECT id FROM t ORDER BY id") == [(1,), (3,)]
+    for text in (str(copied.value), str(refused.value), refused.value.found, *german.rows("TABLE walmere.conflicts")):
+        assert "secret" not in str(text)
+
+
+def test_a_statement_that_creates_a_table_and_is_refused_is_shown(database: Database) -> None:
+    """It has no values of rows."""
+    ddl = TableDdl(create=("CREATE TABLE public.t (id numeric(2000))",), added={"id": "id numeric(2000)"})
+    with pytest.raises(SinkError, match="NUMERIC precision 2000 must be between 1 and 1000"):
+        sink_of(database, create_tables=True).begin_copy(TABLE, ["id"], ddl)
+    clean(database)

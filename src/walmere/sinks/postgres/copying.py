@@ -206,7 +206,8 @@ def begin(
             relation = read_relations(connection, [table]).get(table)
             created = definition is not None and (relation is None or (stored.copy or "").startswith(_CREATED))
             if definition is not None:
-                _create(connection, relation, names, definition)
+                with translate_errors(address, doing, of_rows=False):
+                    _create(connection, relation, names, definition)
                 relation = read_relations(connection, [table]).get(table)
             if relation is None:
                 raise missing_table(table, doing)

@@ -240,7 +240,7 @@ class PostgresSink:
             if (had and self.create_tables) or any(name in relation.columns for name in renamed):
                 return None
             new = [name for name in columns if name in freed or (name in missing and name not in moved)]
-            with connection.transaction():
+            with translate_errors(self.address, doing, of_rows=False), connection.transaction():
                 for name, old in moved.items():
                     rename = SQL("ALTER TABLE {} RENAME COLUMN {} TO {}")
                     connection.execute(rename.format(relation.sql, Identifier(old), Identifier(name)))

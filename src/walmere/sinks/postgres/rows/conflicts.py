@@ -22,27 +22,32 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 from psycopg.sql import Literal as SqlLiteral
 
 from walmere.errors import Conflict
+from walmere.libpq import SYNTAX_ERROR, VALUE_ERRORS
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.postgres.connect import Connection
-from walmere.sinks.postgres.errors import ROW_REFUSED, SESSION_ERROR
+from walmere.sinks.postgres.errors import NOT_VALID, ROW_REFUSED, SESSION_ERROR
 from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
 from walmere.sinks.postgres.rows.refused import Refused
 from walmere.sinks.postgres.state import State
 
 SQLSTATE: Final = "WALCF"
 DECLARATIONS: Final = (
-    "failed_state text; failed_conflict text; failed_constraint text; failed_column text; failed_message text;"
-    " failed_context text;"
+    "failed_state text; failed_conflict text; failed_constraint text; failed_column text; failed_type text;"
+    " failed_message text; failed_context text; failed_in_function bool;"
 )
 """The variables of the block that are used here."""
 _DIAGNOSTICS: Final = (
     "GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME,"
     " failed_message = MESSAGE_TEXT, failed_context = PG_EXCEPTION_CONTEXT;\n"
+    "failed_in_function := failed_context LIKE E'%\\n%\\n%';\n"
 )
-_IN_FUNCTION: Final = SQL(r"failed_context LIKE E'%\n%\n%'")
-"""Whether a function has raised the error. Otherwise the context has at most two lines, whatever the language of the
-server: one for the statement, one for the block. It is not shown, because it may have values."""
+"""Whether a function has raised the error: otherwise the context has at most two lines, whatever the language of the
+server: one for the statement, one for the block. The context is not shown, because it may have values."""
+_VALUE_ERROR: Final = SQL("CASE failed_state {} ELSE 'SQLSTATE ' || failed_state END").format(
+    SQL(" ").join(SQL("WHEN {} THEN {}").format(*map(SqlLiteral, each)) for each in VALUE_ERRORS.items())
+)
+"""As `value_error`."""
 _NULL: Final = SQL("NULL")
 
 
@@ -79,30 +84,45 @@ def _caught(statement: Composable, then: Composable) -> Composable:
 
 
 def _diagnose(number: int, changes: RowChanges) -> Composable:
-    """What was refused, and why. The server's message about a value shows it, between quotation marks."""
+    """What was refused, and why. The server's message about a value shows it, so another one is recorded."""
     return SQL(
-        _DIAGNOSTICS + "IF failed_state LIKE '22%' THEN\n"
-        """failed_message := regexp_replace(split_part(failed_message, ': "', 1), '"[^"]*"', '"..."', 'g');\n"""
-        "failed_column := NULL; {}\n"
-        "failed_message := coalesce('column ' || failed_column || ': ', '') || failed_message; END IF;\n"
+        _DIAGNOSTICS
+        + "failed_column := NULL;\n"
+        + "IF failed_state LIKE '22%' OR NOT (failed_state LIKE '23%' OR failed_in_function) THEN {}\n"
+        "IF failed_column IS NOT NULL AND failed_state NOT LIKE '22%' THEN failed_state := {}; END IF;\n"
+        "IF failed_state LIKE '22%' OR failed_state = {} THEN failed_message := {}; END IF;\n"
+        "failed_message := coalesce('column ' || failed_column || ': ', '') || failed_message"
+        " || coalesce(' for type ' || failed_type, ''); END IF;\n"
         "failed_conflict := CASE WHEN failed_state LIKE '23%' AND r.kind <> 'D' THEN {} WHEN r.kind = 'I'"
         " THEN 'insert_failed' WHEN r.kind = 'U' THEN 'update_failed' ELSE 'delete_failed' END;"
-    ).format(_find_column(number, changes), _violation(changes))
+    ).format(
+        _find_column(number, changes),
+        SqlLiteral(NOT_VALID),
+        SqlLiteral(SYNTAX_ERROR),
+        _VALUE_ERROR,
+        _violation(changes),
+    )
 
 
 def _find_column(number: int, changes: RowChanges) -> Composable:
-    """Assign each value to a column of its own: the server does not say which one has failed."""
-    tries: list[Composable] = [
-        SQL(f"probe_{number}.{{}} := {{}};").format(Identifier(name), new_value(changes, name))
+    """Assign each value to a column of its own: the server does not say which one has failed.
+
+    An input function may fail with any SQLSTATE: `regclass` with that of a table that does not exist.
+    """
+    tries: list[tuple[Composable, str]] = [
+        (SQL(f"probe_{number}.{{}} := {{}};").format(Identifier(name), new_value(changes, name)), name)
         for name in changes.names
     ]
-    names = list(changes.names)
     if changes.identity.keyed:
-        tries += [SQL("PERFORM {};").format(old_value(changes, name)) for name in changes.old_names]
-        names += changes.old_names
-    one = SQL("BEGIN {} EXCEPTION WHEN OTHERS THEN IF SQLSTATE LIKE '22%' THEN failed_column := {}; END IF; END;")
-    pairs = list(zip(tries, names, strict=True))
-    return SQL("\n").join(one.format(attempt, SqlLiteral(name)) for attempt, name in reversed(pairs))
+        tries += [(SQL("PERFORM {};").format(old_value(changes, name)), name) for name in changes.old_names]
+    one = SQL(
+        "BEGIN {} EXCEPTION WHEN OTHERS THEN IF SQLSTATE = failed_state THEN failed_column := {}; failed_type := {};"
+        " END IF; END;"
+    )
+    columns = changes.relation.columns
+    return SQL("failed_type := NULL;\n") + SQL("\n").join(
+        one.format(attempt, SqlLiteral(name), SqlLiteral(columns[name].declared)) for attempt, name in reversed(tries)
+    )
 
 
 def _stop(relation: str | None, key: Composable, *, partitioned: bool = False) -> Composable:
@@ -115,7 +135,7 @@ def _stop(relation: str | None, key: Composable, *, partitioned: bool = False) -
         "message": SQL("failed_message"),
         "sqlstate": SQL("failed_state"),
         "commit_lsn": SQL("r.commit_lsn"),
-        "in_function": _IN_FUNCTION,
+        "in_function": SQL("failed_in_function"),
         "partitioned": SqlLiteral(partitioned),
     }
     pairs = SQL(", ").join(SQL("{}, {}").format(SqlLiteral(name), value) for name, value in values.items())

@@ -6,24 +6,17 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
 
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
-from walmere.sinks.postgres.errors import ROW_REFUSED
-
-_BY_SQLSTATE: Final = {
-    "23502": ("alter the constraint of the target", ("skip",)),
-    "23503": (
-        "correct the rows of the target that the foreign key compares, or let its triggers fire only for other sessions"
-        " (ALTER TABLE … ENABLE TRIGGER …)",
-        ("skip",),
-    ),
-    "23505": ("change the row of the target that is in the way", ("skip", "overwrite")),
-    "23514": ("alter the constraint of the target", ("skip",)),
-    "23P01": ("change the conflicting row of the target, or alter the exclusion constraint", ("skip",)),
-}
-"""For a violated constraint, what to do, and which values of `on_conflict` help."""
+from walmere.sinks.postgres.errors import (
+    ALTER_TARGET,
+    CORRECT_TARGET,
+    CREATE_PARTITION,
+    REMEDIES,
+    ROW_REFUSED,
+    UNIQUE_VIOLATION,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +78,10 @@ def _remedy(refused: Refused) -> tuple[str, Sequence[str]]:
     if refused.conflict == "truncate_failed":
         return "alter the target so that its tables can be truncated", ()
     if not is_row_refused:
-        return "correct what the message says at the target", ()
+        return CORRECT_TARGET, ()
     if refused.lacks_partition:
-        return "create a partition for the row at the target", ("skip",)
-    if refused.sqlstate in _BY_SQLSTATE and not refused.in_function:
-        return _BY_SQLSTATE[refused.sqlstate]
-    return "alter the target so that it takes the row", ("skip",)
+        return CREATE_PARTITION, ("skip",)
+    if refused.in_function:
+        return ALTER_TARGET, ("skip",)
+    helps = ("skip", "overwrite") if refused.sqlstate == UNIQUE_VIOLATION else ("skip",)
+    return REMEDIES.get(refused.sqlstate, ALTER_TARGET), helps
