@@ -269,7 +269,7 @@ def apply_changes(transaction: TargetTransaction, work: Sequence[TableChanges]) 
     for event, truncated_tables in events:
         tables = [each.table for each in truncated_tables]
         statement = transaction.truncation(tables, cascade=event.cascade, restart_identity=event.restart_identity)
-        truncate = TruncateRows(str(tables[0]), statement, event.commit_lsn, event.sequence)
+        truncate = TruncateRows([*map(str, tables)], statement, event.commit_lsn, event.sequence)
         if id(truncated_tables[0]) in by_rows:
             truncates.append(truncate)
         else:

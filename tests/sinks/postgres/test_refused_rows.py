@@ -297,6 +297,28 @@ def test_a_truncate_that_is_refused_stops_with_table_lsn_and_a_way_out(database:
     assert not target.rows()
 
 
+@pytest.mark.parametrize("fires", [False, True], ids=["by statement", "row by row"])
+def test_a_truncate_of_several_tables_that_is_refused_names_all_of_them(database: Database, fires: bool) -> None:
+    """The server does not say because of which one, and the statement has all of them."""
+    database.execute("DROP TABLE IF EXISTS referenced, child")
+    target = Target(database, "id int PRIMARY KEY, v text, w text")
+    database.execute("CREATE TABLE referenced (id int PRIMARY KEY)")
+    other, schema = TableName("public", "referenced"), pa.schema([("id", pa.string())])
+    DatabaseWriter(target.sink).begin_copy(other, schema).commit(100)
+    database.execute("CREATE TABLE child (id int REFERENCES referenced)")
+    if fires:
+        enable_trigger(database, "RETURN coalesce(NEW, OLD);")
+    work = [
+        TableChanges(TABLE, BY_ID, text_changes([Change("T")], SCHEMA), Lsn(200)),
+        TableChanges(other, BY_ID, text_changes([Change("T")], schema), Lsn(200)),
+    ]
+    with pytest.raises(Conflict) as caught, target.sink.transaction([TABLE, other]) as transaction:
+        apply_changes(transaction, work)
+    assert caught.value.wrong.startswith("truncate_failed in public.t, public.referenced: a TRUNCATE is refused (")
+    assert database.rows("SELECT relation, conflict FROM walmere.conflicts") == [("public.t", "truncate_failed")]
+    database.execute("DROP TABLE child, referenced")
+
+
 def test_a_row_without_columns_that_is_refused_stops_with_its_lsn(database: Database) -> None:
     database.execute("CREATE TABLE t (own int NOT NULL)")
     writer, schema = DatabaseWriter(sink_of(database)), pa.schema([])

@@ -113,13 +113,14 @@ class TargetTransaction:
             require_same(self.connection, [(table, ()) for table in tables])
             refused = Refused(
                 conflict="truncate_failed",
-                relation=truncate.table,
+                relation=truncate.tables[0],
                 key=None,
                 constraint=error.diag.constraint_name,
                 message=without_values(error),
                 sqlstate=error.sqlstate or "",
                 commit_lsn=truncate.commit_lsn,
                 in_function=bool(error.diag.context),
+                tables=truncate.tables,
             )
             raise conflict_of(refused, on_conflict=None) from None
 

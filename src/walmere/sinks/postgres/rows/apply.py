@@ -39,7 +39,7 @@ from walmere.sinks.postgres.rows.changes import RowChanges, RowPiece, TruncateRo
 from walmere.sinks.postgres.rows.conflicts import SQLSTATE
 from walmere.sinks.postgres.rows.refused import Refused, conflict_of
 from walmere.sinks.postgres.state import STAGED_COLUMNS, State
-from walmere.sinks.postgres.text import array_rows, copy_text
+from walmere.sinks.postgres.text import array_rows, copy_text, text_array
 
 _STAGING: Final = f"CREATE TEMP TABLE IF NOT EXISTS walmere_changes ({STAGED_COLUMNS}) ON COMMIT DELETE ROWS"
 _LINE: Final = re.compile(r"^COPY [a-z_]+\D+(\d+)")
@@ -159,9 +159,9 @@ def _run(
 
 
 def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:
-    """Rows of the temporary table whose new value is a statement, and whose old one is its first table."""
+    """Rows of the temporary table whose new value is a statement, and whose old ones are its tables."""
     count = len(truncates)
-    tables = pa.array([each.table.encode() for each in truncates], pa.binary())
+    names = [pa.array([name.encode() for name in each.tables], pa.binary()) for each in truncates]
     statements = pa.array([each.statement.encode() for each in truncates], pa.binary())
     return pa.table(
         {
@@ -169,7 +169,7 @@ def _staged_truncates(truncates: Sequence[TruncateRows]) -> pa.Table:
             "sequence": _numbers(np.array([each.sequence for each in truncates], np.int64)),
             "relation": _numbers(np.full(count, -1)),
             "kind": pa.array([b"T"] * count, pa.binary()),
-            "old": array_rows([tables], count),
+            "old": pa.array([text_array(each).literal for each in names], pa.binary()),
             "new": array_rows([statements], count),
             "unchanged": pa.nulls(count, pa.binary()),
         }

@@ -52,7 +52,7 @@ class RowChanges:
 class TruncateRows:
     """A TRUNCATE of several tables."""
 
-    table: str  # the first one, for messages
+    tables: Sequence[str]  # for messages
     statement: str
     commit_lsn: int
     sequence: int

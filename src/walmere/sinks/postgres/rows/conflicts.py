@@ -126,7 +126,7 @@ def _find_column(number: int, changes: RowChanges) -> Composable:
 
 
 def _stop(relation: str | None, key: Composable, *, partitioned: bool = False) -> Composable:
-    """End the block with an error. `relation`: the table; None if it is the value of the staged change."""
+    """End the block with an error. `relation`: the table; None: those of a TRUNCATE are the values of the change."""
     values = {
         "conflict": SQL("failed_conflict"),
         "relation": SQL("(r.old)[1]") if relation is None else SqlLiteral(relation),
@@ -138,6 +138,8 @@ def _stop(relation: str | None, key: Composable, *, partitioned: bool = False) -
         "in_function": SQL("failed_in_function"),
         "partitioned": SqlLiteral(partitioned),
     }
+    if relation is None:
+        values["tables"] = SQL("to_json(r.old)")
     pairs = SQL(", ").join(SQL("{}, {}").format(SqlLiteral(name), value) for name, value in values.items())
     detail = SQL("json_build_object({})::text").format(pairs)
     return SQL("RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = failed_message, DETAIL = {};").format(

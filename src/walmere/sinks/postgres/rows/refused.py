@@ -24,7 +24,7 @@ class Refused:
     """A change that the target has refused. It has no values but those of the key."""
 
     conflict: str
-    relation: str
+    relation: str  # of a TRUNCATE the first one
     key: str | None  # as JSON
     constraint: str | None
     message: str  # of the server
@@ -32,6 +32,7 @@ class Refused:
     commit_lsn: int
     in_function: bool = False  # a function of the target has raised the error, such as that of a trigger
     partitioned: bool = False  # the table
+    tables: Sequence[str] = ()  # of a TRUNCATE
 
     @classmethod
     def from_json(cls, text: str) -> Refused:
@@ -63,7 +64,7 @@ def conflict_of(refused: Refused, on_conflict: str | None) -> Conflict:
     choice = f"; or set target.on_conflict = {' or '.join(others)}" if others else ""
     return Conflict(
         "applying changes to the target",
-        f"{refused.conflict} in {refused.relation}: {what} ({refused.message});"
+        f"{refused.conflict} in {', '.join(refused.tables) or refused.relation}: {what} ({refused.message});"
         f" its transaction has the commit LSN {lsn}",
         f"{remedy}; or skip the whole transaction: `walmere skip -c … {lsn}`{choice}",
         refused.to_json(),
