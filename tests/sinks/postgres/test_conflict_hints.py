@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
 from conftest import Database
 from sinks.histories import TRUNCATE, Change, delete, insert, row, update
 from sinks.postgres.target import CREATE, begin, clean, do
-from sinks.subjects import sink_of
+from sinks.subjects import BY_ID, DatabaseWriter, sink_of
 from walmere.config import PostgresTarget
 from walmere.errors import Conflict
+from walmere.names import TableName
 from walmere.sinks.postgres.sink import PostgresSink
 
 KEYED = (CREATE, "ALTER TABLE t ADD PRIMARY KEY (id)")
@@ -100,11 +102,11 @@ def test_overwrite_is_not_offered_where_it_has_not_helped(database: Database) ->
     assert chosen(error) == (IN_THE_WAY, '"skip"')
 
 
-def fires(database: Database, body: str, events: str = "INSERT", level: str = "ROW") -> None:
+def fires(database: Database, body: str, events: str = "INSERT", level: str = "ROW", table: str = "t") -> None:
     database.execute(
         f"CREATE OR REPLACE FUNCTION fire() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$",
-        f"CREATE TRIGGER fires BEFORE {events} ON t FOR EACH {level} EXECUTE FUNCTION fire()",
-        "ALTER TABLE t ENABLE ALWAYS TRIGGER fires",
+        f"CREATE TRIGGER fires BEFORE {events} ON {table} FOR EACH {level} EXECUTE FUNCTION fire()",
+        f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER fires",
     )
 
 
@@ -125,6 +127,54 @@ def test_an_error_in_a_trigger_is_answered_by_the_trigger(
     begin(sink_of(database), row(1))
     fires(database, body)
     assert chosen(refused(sink_of(database), insert(2))) == expected
+
+
+def test_a_violation_in_a_partition_on_another_server_is_not_taken_for_one_in_a_trigger(database: Database) -> None:
+    if not database.rows("SELECT FROM pg_available_extensions WHERE name = 'postgres_fdw'"):
+        pytest.skip("the server does not have postgres_fdw")
+    database.execute(
+        "CREATE EXTENSION postgres_fdw",
+        f"CREATE SERVER here FOREIGN DATA WRAPPER postgres_fdw OPTIONS (dbname '{database.name}', host '127.0.0.1',"
+        f" port '{database.server.port}')",
+        "CREATE USER MAPPING FOR postgres SERVER here OPTIONS (user 'postgres')",
+        f"{CREATE} PARTITION BY RANGE (id)",
+        "CREATE TABLE remote (LIKE t, PRIMARY KEY (id))",
+        "CREATE FOREIGN TABLE f PARTITION OF t FOR VALUES FROM (0) TO (10) SERVER here OPTIONS (table_name 'remote')",
+    )
+    try:
+        begin(sink_of(database), row(1))
+        assert chosen(refused(sink_of(database), insert(1))) == (IN_THE_WAY, '"skip" or "overwrite"')
+        database.execute("CREATE TABLE child (id int8 REFERENCES remote)")
+        assert refused(sink_of(database), TRUNCATE).hint.startswith("alter the target so that its tables can be trunc")
+        fires(database, "INSERT INTO absent VALUES (1);", table="remote")
+        assert chosen(refused(sink_of(database), insert(2))) == (FUNCTION, "")
+    finally:
+        clean(database)
+        database.execute("DROP TABLE remote CASCADE", "DROP EXTENSION postgres_fdw CASCADE")
+
+
+def test_a_violation_in_a_table_with_a_line_break_in_its_name_is_not_taken_for_one_in_a_trigger(
+    database: Database,
+) -> None:
+    table, schema = TableName("public", "two\nlines"), pa.schema([("id", pa.int64())])
+    database.execute('CREATE TABLE "two\nlines" (id int8 PRIMARY KEY)')
+    writer = DatabaseWriter(sink_of(database))
+    copy = writer.begin_copy(table, schema)
+    copy.range(0, [(1,)])
+    copy.commit(100)
+    with pytest.raises(Conflict) as caught:
+        writer.apply(table, [Change("I", (1,))], 200, BY_ID, schema)
+    assert chosen(caught.value) == (IN_THE_WAY, '"skip" or "overwrite"')
+    database.execute('DROP TABLE "two\nlines"')
+
+
+def test_a_trigger_that_refuses_to_delete_the_row_in_the_way_stops_with_key_and_lsn(database: Database) -> None:
+    database.execute(*KEYED)
+    begin(sink_of(database), row(1))
+    fires(database, "RAISE 'stays';", "DELETE")
+    error = refused(sink_of(database, on_conflict="overwrite"), insert(1))
+    assert 'insert_failed in public.t: the row with the key {"id" : "1"} is refused (stays)' in error.wrong
+    assert chosen(error) == (TAKES_THE_ROW, '"skip"')
 
 
 def test_an_error_that_no_trigger_has_raised_is_not_answered_by_a_trigger(database: Database) -> None:

@@ -31,6 +31,8 @@ privilege is missing.
 _REFUSED: Final = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification, pg.InsufficientPrivilege)
 _COPIED_COLUMN: Final = re.compile(r"(?:[^\n]*JSON[^\n]*\n)?COPY [^,]+, \S+ \d+, \S+ ([^:]+): ")
 """The column in the context of an error of COPY, whatever the language of the server. The type JSON adds a line."""
+REMOTE_COMMAND: Final = r"^[^\n]*: (?:INSERT INTO|UPDATE|DELETE FROM|TRUNCATE) [^\n]*(?:\n|$)"
+"""A regular expression, of Python and PostgreSQL, for the line that postgres_fdw adds to the context of an error."""
 NOT_VALID: Final = "22P02"
 """The SQLSTATE of a value that is not valid for its type."""
 UNIQUE_VIOLATION: Final = "23505"
@@ -62,6 +64,11 @@ def translate_errors(address: Address, doing: str, *, of_rows: bool = True) -> I
 def is_row_refused(error: psycopg.Error) -> bool:
     """Whether the server has refused a row: another one may be accepted."""
     return error.sqlstate is not None and re.match(ROW_REFUSED, error.sqlstate) is not None
+
+
+def is_in_function(error: psycopg.Error) -> bool:
+    """Whether a function has raised the error, such as that of a trigger. Not for COPY, which adds a line itself."""
+    return bool(re.sub(REMOTE_COMMAND, "", error.diag.context or ""))
 
 
 def is_session_error(error: psycopg.Error) -> bool:

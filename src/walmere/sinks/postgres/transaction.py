@@ -24,11 +24,11 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.names import Identity, TableName
 from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.connect import Connection, reused
-from walmere.sinks.postgres.errors import is_session_error, translate_errors, without_values
+from walmere.sinks.postgres.errors import is_in_function, is_session_error, translate_errors, without_values
 from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_same
 from walmere.sinks.postgres.rows.apply import RowMode, apply_rows
 from walmere.sinks.postgres.rows.block import written_by_others
-from walmere.sinks.postgres.rows.changes import RowChanges, TruncateRows
+from walmere.sinks.postgres.rows.changes import MARK, RowChanges, TruncateRows
 from walmere.sinks.postgres.rows.conflicts import delete_repeated, record_conflict
 from walmere.sinks.postgres.rows.refused import Refused, conflict_of
 from walmere.sinks.postgres.state import State, StoredTable
@@ -100,7 +100,7 @@ class TargetTransaction:
         """The statement that truncates tables."""
         names = SQL(", ").join(self.relations[each].only for each in tables)
         more = (" RESTART IDENTITY" if restart_identity else "") + (" CASCADE" if cascade else "")
-        return (SQL("TRUNCATE {}").format(names) + SQL(more)).as_string(self.connection)
+        return (SQL("TRUNCATE {} {}").format(MARK, names) + SQL(more)).as_string(self.connection)
 
     def truncate(self, tables: Sequence[TableName], truncate: TruncateRows) -> None:
         """Truncate tables. Raises Conflict if the target refuses it."""
@@ -119,7 +119,7 @@ class TargetTransaction:
                 message=without_values(error),
                 sqlstate=error.sqlstate or "",
                 commit_lsn=truncate.commit_lsn,
-                in_function=bool(error.diag.context),
+                in_function=is_in_function(error),
                 tables=truncate.tables,
             )
             raise conflict_of(refused, on_conflict=None) from None

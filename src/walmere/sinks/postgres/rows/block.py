@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 from psycopg.sql import Literal as SqlLiteral
 
 from walmere.sinks.postgres.relation import TargetColumn
-from walmere.sinks.postgres.rows.changes import RowChanges, found, new_value
+from walmere.sinks.postgres.rows.changes import MARK, RowChanges, found, new_value
 from walmere.sinks.postgres.rows.conflicts import DECLARATIONS, guarded, guarded_truncate, probe_declaration, record
 from walmere.sinks.postgres.state import State
 
@@ -49,13 +49,13 @@ def _branch(
     relation, names = changes.relation, changes.names
     columns = [relation.columns[name] for name in names]
     new = [new_value(changes, name) for name in names]
-    insert = SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});").format(
-        relation.sql, SQL(", ").join(map(Identifier, names)), SQL(", ").join(new)
+    insert = SQL("INSERT {} INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});").format(
+        MARK, relation.sql, SQL(", ").join(map(Identifier, names)), SQL(", ").join(new)
     )
     if not names:  # no column is published
-        insert = SQL("INSERT INTO {} DEFAULT VALUES;").format(relation.sql)
+        insert = SQL("INSERT {} INTO {} DEFAULT VALUES;").format(MARK, relation.sql)
     update = _counted(changes, state, _update(changes, columns, new), "update_missing")
-    delete: Composable = SQL("DELETE FROM {} AS t WHERE {};").format(relation.only, found(changes))
+    delete: Composable = SQL("DELETE {} FROM {} AS t WHERE {};").format(MARK, relation.only, found(changes))
     always = [place for place, column in enumerate(columns) if column.identity == "a"]
     if always:  # SQL cannot update such a column: a row whose value changes is written again
         differs = SQL(" OR ").join(
@@ -80,7 +80,7 @@ def _update(changes: RowChanges, columns: Sequence[TargetColumn], new: Sequence[
     ]
     if not values:  # no column can be assigned
         return SQL("PERFORM FROM {} AS t WHERE {};").format(relation.only, found(changes))
-    return SQL("UPDATE {} AS t SET {} WHERE {};").format(relation.only, SQL(", ").join(values), found(changes))
+    return SQL("UPDATE {} {} AS t SET {} WHERE {};").format(MARK, relation.only, SQL(", ").join(values), found(changes))
 
 
 def _write_again(
@@ -94,11 +94,12 @@ def _write_again(
     ]
     return SQL(
         "SELECT t.* INTO was FROM {} AS t WHERE {}; {}"
-        " IF FOUND THEN INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({}); END IF;"
+        " IF FOUND THEN INSERT {} INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({}); END IF;"
     ).format(
         relation.only,
         found(changes),
         delete,
+        MARK,
         relation.sql,
         SQL(", ").join(each.sql for each in (*columns, *local)),
         SQL(", ").join([*values, *(SQL("was.{}").format(each.sql) for each in local)]),

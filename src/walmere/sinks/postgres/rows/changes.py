@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,9 @@ from psycopg.sql import Literal as SqlLiteral
 
 from walmere.names import Identity
 from walmere.sinks.postgres.relation import TargetRelation
+
+MARK: Final = SQL("/* walmere */")
+"""Marks the statements that change rows: in the context of an error, what is inside of a statement stands before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ With `on_conflict = "stop"`, the first such row ends the block with an error of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -26,8 +27,8 @@ from walmere.libpq import SYNTAX_ERROR, VALUE_ERRORS
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.sinks.postgres.connect import Connection
-from walmere.sinks.postgres.errors import NOT_VALID, ROW_REFUSED, SESSION_ERROR
-from walmere.sinks.postgres.rows.changes import RowChanges, found, key_text, new_value, old_value
+from walmere.sinks.postgres.errors import NOT_VALID, REMOTE_COMMAND, ROW_REFUSED, SESSION_ERROR
+from walmere.sinks.postgres.rows.changes import MARK, RowChanges, found, key_text, new_value, old_value
 from walmere.sinks.postgres.rows.refused import Refused
 from walmere.sinks.postgres.state import State
 
@@ -37,13 +38,13 @@ DECLARATIONS: Final = (
     " failed_message text; failed_context text; failed_in_function bool;"
 )
 """The variables of the block that are used here."""
-_DIAGNOSTICS: Final = (
+_DIAGNOSTICS: Final = SQL(
     "GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME,"
     " failed_message = MESSAGE_TEXT, failed_context = PG_EXCEPTION_CONTEXT;\n"
-    "failed_in_function := failed_context LIKE E'%\\n%\\n%';\n"
-)
-"""Whether a function has raised the error: otherwise the context has at most two lines, whatever the language of the
-server: one for the statement, one for the block. The context is not shown, because it may have values."""
+    "failed_in_function := regexp_replace(failed_context, {}, '') ~ {};\n"
+).format(SqlLiteral(REMOTE_COMMAND), SqlLiteral(rf"\n[^\n]*{re.escape(MARK.as_string(None))}"))
+"""A function has raised the error if there is a line before that of the statement, whatever the language of the server.
+The context is not shown, because it may have values."""
 _VALUE_ERROR: Final = SQL("CASE failed_state {} ELSE 'SQLSTATE ' || failed_state END").format(
     SQL(" ").join(SQL("WHEN {} THEN {}").format(*map(SqlLiteral, each)) for each in VALUE_ERRORS.items())
 )
@@ -67,13 +68,13 @@ def guarded(number: int, changes: RowChanges, state: State, statement: Composabl
         )
         then = SQL("IF {} THEN {} END IF;").format(stops, stop) + _record_refused(changes, state)
     if on_conflict == "overwrite":
-        then += _clear(changes) + guarded(number, changes, state, statement, "stop")
+        then += guarded(number, changes, state, _clear(changes) + statement, "stop")
     return _caught(statement, _diagnose(number, changes) + then)
 
 
 def guarded_truncate(statement: Composable) -> Composable:
     """A TRUNCATE in a subtransaction. If it fails, the block ends with an error that names its transaction."""
-    diagnose = SQL(f"{_DIAGNOSTICS}failed_conflict := 'truncate_failed'; ")
+    diagnose = _DIAGNOSTICS + SQL("failed_conflict := 'truncate_failed'; ")
     return _caught(statement, diagnose + _stop(None, _NULL))
 
 
@@ -85,10 +86,9 @@ def _caught(statement: Composable, then: Composable) -> Composable:
 
 def _diagnose(number: int, changes: RowChanges) -> Composable:
     """What was refused, and why. The server's message about a value shows it, so another one is recorded."""
-    return SQL(
-        _DIAGNOSTICS
-        + "failed_column := NULL;\n"
-        + "IF failed_state LIKE '22%' OR NOT (failed_state LIKE '23%' OR failed_in_function) THEN {}\n"
+    return _DIAGNOSTICS + SQL(
+        "failed_column := NULL;\n"
+        "IF failed_state LIKE '22%' OR NOT (failed_state LIKE '23%' OR failed_in_function) THEN {}\n"
         "IF failed_column IS NOT NULL AND failed_state NOT LIKE '22%' THEN failed_state := {}; END IF;\n"
         "IF failed_state LIKE '22%' OR failed_state = {} THEN failed_message := {}; END IF;\n"
         "failed_message := coalesce('column ' || failed_column || ': ', '') || failed_message"
@@ -202,9 +202,9 @@ def _violation(changes: RowChanges) -> Composable:
 
 def _clear(changes: RowChanges) -> Composable:
     """Delete the rows that are in the way of a new row."""
-    delete = SQL("DELETE FROM {} AS t WHERE {};")
-    return SQL(" ").join(
-        delete.format(changes.relation.only, _in_the_way(changes, key)) for key in _unique_keys(changes)
+    delete = SQL("DELETE {} FROM {} AS t WHERE {}; ")
+    return SQL("").join(
+        delete.format(MARK, changes.relation.only, _in_the_way(changes, key)) for key in _unique_keys(changes)
     )
 
 
