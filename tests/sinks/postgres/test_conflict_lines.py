@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import Database
-from sinks.histories import Change, insert, row, same_rows
+from sinks.histories import TRUNCATE, Change, insert, row, same_rows
 from sinks.postgres.target import TABLE, begin, conflicts, do, found
 from sinks.subjects import BY_ID, sink_of, text_changes
 from walmere.apply.transaction import TableChanges, apply_changes
@@ -91,6 +91,37 @@ def test_conflicts_of_one_transaction_that_are_alike_have_a_line_each(
     apply_as_one(sink, changes)
     assert conflicts(database) == [("insert_exists", None, "t_count_check")] * 3
     assert same_rows(found(database), [row(1), row(2)])
+
+
+def test_recorded_conflicts_of_the_past_are_not_read(database: Database, sink: PostgresSink) -> None:
+    begin(sink, row(1))
+    do(sink_of(database, on_conflict="skip"), insert(1))
+    database.execute(
+        "INSERT INTO walmere.conflicts (subscription, relation, conflict, lsn)"
+        " SELECT 'test', 'public.t', 'insert_exists', '0/1' FROM generate_series(1, 5000)",
+        "ANALYZE walmere.conflicts",
+    )
+    of_batch = "subscription = 'test' AND relation = ANY('{public.t}') AND lsn >= '0/C8'"
+    plan = "\n".join(line for (line,) in database.rows(f"EXPLAIN SELECT * FROM walmere.conflicts WHERE {of_batch}"))
+    assert "Seq Scan" not in plan
+    assert [line for line in plan.splitlines() if "Index Cond" in line and "lsn >=" in line], plan
+
+
+@pytest.mark.parametrize("row_by_row", [False, True])
+def test_a_truncate_that_stops_several_tries_is_one_line(
+    database: Database, sink: PostgresSink, row_by_row: bool
+) -> None:
+    """Refused by its own statement, then row by row."""
+    database.execute("CREATE TABLE child (id int8 REFERENCES t)")
+    begin(sink, row(1))
+    for _ in range(2):
+        with pytest.raises(Conflict):
+            do(sink, TRUNCATE)
+        if row_by_row:
+            database.execute("CREATE OR REPLACE RULE never AS ON UPDATE TO t WHERE false DO INSTEAD NOTHING")
+            database.execute("ALTER TABLE t ENABLE ALWAYS RULE never")
+    assert conflicts(database) == [("truncate_failed", None, None)]
+    database.execute("DROP TABLE child")
 
 
 def apply_as_one(sink: PostgresSink, changes: Sequence[Change]) -> None:

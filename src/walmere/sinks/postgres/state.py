@@ -43,7 +43,7 @@ _CREATE: Final = (
     "CREATE TABLE {schema}.conflicts (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL"
     ' DEFAULT now(), subscription text, relation text, conflict text, key text, "constraint" text, lsn pg_lsn,'
     " message text)",
-    "CREATE INDEX ON {schema}.conflicts (subscription, relation)",
+    "CREATE INDEX ON {schema}.conflicts (subscription, relation, lsn)",
     "CREATE TABLE {schema}.prepared (subscription text, gid text, tables text[], PRIMARY KEY (subscription, gid))",
     f"CREATE UNLOGGED TABLE {{schema}}.staged_changes ({STAGED_COLUMNS})",
 )

@@ -41,6 +41,7 @@ DECLARATIONS: Final = (
 _DIAGNOSTICS: Final = SQL(
     "GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME,"
     " failed_message = MESSAGE_TEXT, failed_context = PG_EXCEPTION_CONTEXT;\n"
+    "failed_constraint := nullif(failed_constraint, '');\n"
     "failed_in_function := regexp_replace(failed_context, {}, '') ~ {};\n"
 ).format(SqlLiteral(REMOTE_COMMAND), SqlLiteral(rf"\n[^\n]*{re.escape(MARK.as_string(None))}"))
 """A function has raised the error if there is a line before that of the statement, whatever the language of the server.
