@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from walmere.apply.transaction import apply_batch
 from walmere.apply.worker import Applied
 from walmere.changelog import plan
 from walmere.changelog.plan import Blocks, Planner, TwoPhase
+from walmere.changelog.read_ahead import read_blocks
+from walmere.changelog.segment_entry import Segment
 from walmere.config import Config
 from walmere.errors import Conflict
 from walmere.lsn import Lsn
@@ -336,8 +338,21 @@ def in_memory_by_sets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.fixture
+def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The blocks of the log that were read, by segment and place, each as often as it was."""
+    found: list[tuple[str, int]] = []
+
+    def noted(directory: Path, segments: Sequence[Segment], store: Any = None) -> Any:
+        found.extend((each.file, each.blocks[0].offset) for each in segments)
+        return read_blocks(directory, segments, store)
+
+    monkeypatch.setattr(plan, "read_blocks", noted)
+    return found
+
+
 def test_rows_of_a_gathered_table_that_move_between_partitions_are_applied_in_pieces_in_order(
-    gathered: Gathered, in_memory_by_sets: list[int]
+    gathered: Gathered, in_memory_by_sets: list[int], applied_in_chunks: list[int], blocks_read: list[tuple[str, int]]
 ) -> None:
     for i in range(4):
         gathered.write(f"INSERT INTO p SELECT i, i, 'a' FROM generate_series({i * 10}, {i * 10 + 9}) i")
@@ -350,19 +365,22 @@ def test_rows_of_a_gathered_table_that_move_between_partitions_are_applied_in_pi
             " UPDATE p SET id = id + 1000, w = w || 'd' WHERE id < 1000 AND id % 5 = 0; COMMIT",
             f"DELETE FROM p WHERE id % 7 = {i}",
         )
-    gathered.apply()
+    [result] = gathered.apply()
     gathered.assert_equal()
     assert not gathered.target.rows("SELECT FROM walmere.conflicts")
     assert len(in_memory_by_sets) > 4
+    assert applied_in_chunks == [result.changes]
+    assert len(blocks_read) == len(set(blocks_read)), "each block is read once"
 
 
-def test_a_gathered_table_is_truncated_between_pieces(gathered: Gathered) -> None:
+def test_a_gathered_table_is_truncated_between_pieces(gathered: Gathered, applied_in_chunks: list[int]) -> None:
     gathered.write("INSERT INTO p SELECT i, i, 'a' FROM generate_series(990, 1010) i")
     gathered.write("BEGIN; DELETE FROM p WHERE id < 995; TRUNCATE p; INSERT INTO p VALUES (1, 1, 'after'); COMMIT")
     gathered.write("UPDATE p SET id = 1001", "INSERT INTO p VALUES (1, 2, 'later')")
     gathered.apply()
     gathered.assert_equal()
     assert not gathered.target.rows("SELECT FROM walmere.conflicts")
+    assert applied_in_chunks == []
 
 
 def test_memory_does_not_grow_with_changes_of_a_gathered_table(

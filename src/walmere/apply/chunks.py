@@ -4,8 +4,8 @@ While the target's server applies a chunk, a thread reads, decodes and folds the
 neither waits for the other, and the memory of a task does not grow with its batch.
 
 A TRUNCATE empties tables together, so it has to be known before anything is applied. And tables that are applied row by
-row are changed in the order of the source among each other. Such changes, and those of a gathered table, are read twice
-(`ChangesInLog`): once for what there is, then, chunk by chunk, to apply or to stage them.
+row are changed in the order of the source among each other. Such changes are read twice (`ChangesInLog`): once for what
+there is, then, chunk by chunk, to apply or to stage them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ CHUNK_BYTES: Final = 4 << 20
 """Bytes of the log in the first chunk, about. Each one has twice as many as the one before: the first begins early, and
 in a larger one more of the changes are of the same pages."""
 MAX_CHUNK_BYTES: Final = 16 << 20
-"""Bytes of the log in a chunk, at most: this limits the memory of a task."""
+"""Bytes of the log in a chunk, about: this limits the memory of a task. A chunk ends with the block that reaches this
+size; in a gathered table, with the blocks of the same segment whose changes alternate with those of that block."""
 Made = TypeVar("Made")
 
 
@@ -47,12 +48,7 @@ class _Chunk:
 
 
 def is_large(job: ApplyJob) -> bool:
-    """Whether chunks are worth it; and possible, because all changes are of one definition, in order."""
-    blocks = job.blocks
-    return len(blocks.versions) == 1 and not blocks.parts and _has_many(job)
-
-
-def _has_many(job: ApplyJob) -> bool:
+    """Whether a job has so many changes that chunks are worth it."""
     return bool(job.shape.columns) and sum(ref.block.length for ref in job.blocks.refs) >= 2 * CHUNK_BYTES
 
 
@@ -91,7 +87,7 @@ def read_changes(
 
     If they are many, they stay in the log.
     """
-    if not _has_many(job):
+    if not is_large(job):
         changes = decode_text(job.blocks, span, applied, skip)
         if changes is None:
             return None

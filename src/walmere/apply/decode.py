@@ -147,19 +147,9 @@ def next_span(
 
     `identity_of_leaves`: of a partitioned table, what identifies its rows. See `publisher.identity`.
     """
-    of_leaves = identity_of_leaves is not None
-    definitions = {
-        number: (
-            shape_of(each.relation, target if blocks.parts else None),
-            identity_of_leaves or _identity(each.relation, target if blocks.parts else None),
-            None if blocks.parts else number,  # a table's own versions always differ in something
-        )
-        for number, each in blocks.versions.items()
-    }
-    position = max(blocks.refs[0].position, applied or INVALID_LSN)
-    if len(set(definitions.values())) == 1:
-        shape, identity, _ = next(iter(definitions.values()))
-        return Span(shape, identity, frozenset(blocks.versions), position, of_leaves=of_leaves)
+    if (only := only_span(blocks, target, applied, identity_of_leaves)) is not None:
+        return only
+    definitions = _definitions(blocks, target, identity_of_leaves)
     begins: dict[tuple[int, int], tuple[Lsn, int]] = {}  # commit LSN and sequence of the first change of each
     for ref, batch in messages(blocks.directory, blocks.refs, applied, store=blocks.store):
         commits, places = batch.column("commit_lsn").to_numpy(), batch.column("sequence").to_numpy()
@@ -173,8 +163,34 @@ def next_span(
     same = frozenset(number for number in begins if definitions[number] == definitions[oldest])
     others = [commit for number, (commit, _) in begins.items() if number not in same]
     shape, identity, _ = definitions[oldest]
-    start, end = max(position, begins[oldest][0]), min(others, default=None)
-    return Span(shape, identity, same, start, end, of_leaves)
+    start = max(blocks.refs[0].position, applied or INVALID_LSN, begins[oldest][0])
+    return Span(shape, identity, same, start, min(others, default=None), identity_of_leaves is not None)
+
+
+def only_span(
+    blocks: Blocks, target: Shape, applied: Lsn | None, identity_of_leaves: Identity | None = None
+) -> Span | None:
+    """The span of all changes, if they have one definition. No changes are read."""
+    definitions = set(_definitions(blocks, target, identity_of_leaves).values())
+    if len(definitions) > 1:
+        return None
+    [(shape, identity, _)] = definitions
+    start = max(blocks.refs[0].position, applied or INVALID_LSN)
+    return Span(shape, identity, frozenset(blocks.versions), start, of_leaves=identity_of_leaves is not None)
+
+
+def _definitions(
+    blocks: Blocks, target: Shape, identity_of_leaves: Identity | None
+) -> dict[tuple[int, int], tuple[Shape, Identity, tuple[int, int] | None]]:
+    """By version of a relation, what changes with it have in common."""
+    return {
+        number: (
+            shape_of(each.relation, target if blocks.parts else None),
+            identity_of_leaves or _identity(each.relation, target if blocks.parts else None),
+            None if blocks.parts else number,  # a table's own versions always differ in something
+        )
+        for number, each in blocks.versions.items()
+    }
 
 
 def decode(

@@ -21,7 +21,7 @@ from walmere.apply.chunks import (
     is_large,
     read_changes,
 )
-from walmere.apply.decode import Span, TextChanges, Truncation, next_span
+from walmere.apply.decode import Span, TextChanges, Truncation, next_span, only_span
 from walmere.apply.fold_rows import fold_rows
 from walmere.apply.jobs import ApplyJob, Batch
 from walmere.apply.row_changes import row_changes
@@ -167,7 +167,7 @@ def _large(jobs: Sequence[ApplyJob], transaction: TargetTransaction) -> dict[int
             standing = _standing(job, transaction)
             if standing.stopped is not None or (standing.lsn or INVALID_LSN) >= job.end_lsn:
                 continue
-            span = next_span(job.blocks, job.shape, standing.lsn, job.identity)
+            span = only_span(job.blocks, job.shape, standing.lsn, job.identity)
             if span is not None and by_sets(job, span, transaction):
                 found[job.oid] = (job, span)
     return found
