@@ -90,11 +90,32 @@ def test_a_slot_on_a_standby_that_waits_for_its_primary_says_so(
     source = source_of(database)
     with replicating(source) as connection, ThreadPoolExecutor() as pool:
         creating = pool.submit(slot.create, connection, source)
-        eventually(lambda: "SELECT pg_log_standby_snapshot() on the primary" in caplog.text, why=lambda: caplog.text)
-        connection.cancel_safe()
+        try:
+            eventually(
+                lambda: "SELECT pg_log_standby_snapshot() on the primary" in caplog.text, why=lambda: caplog.text
+            )
+        finally:
+            connection.cancel_safe()  # the pool waits for it
         with pytest.raises(SourceError):
             creating.result()
-    assert "open transactions" not in caplog.text
+    assert "and again when the transactions that are open there now have ended" in caplog.text
+
+
+def test_a_slot_that_waits_says_so_although_the_reason_cannot_be_read(
+    database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> str:
+        raise AccessRefused("reading the open transactions", "permission denied for view pg_prepared_xacts", "GRANT …")
+
+    monkeypatch.setattr(transactions, "REPORTED_WAIT", 0.1)
+    monkeypatch.setattr(transactions, "writing", refused)
+    with transactions.reported_wait(source_of(database), "s"):
+        eventually(lambda: "waits" in caplog.text, why=lambda: caplog.text)
+    expected = (
+        "the reason could not be read (reading the open transactions: permission denied for view pg_prepared_xacts)"
+    )
+    assert f"creating replication slot s: waits; {expected}" in caplog.text
+    assert "hint" not in caplog.text
 
 
 def test_a_slot_is_dropped(database: Database) -> None:

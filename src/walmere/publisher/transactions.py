@@ -1,6 +1,7 @@
 """Open transactions on the source: creating a slot, and so a snapshot, waits for all that have written.
 
-On a standby, it waits until the primary writes the list of its transactions to the WAL.
+On a standby, it waits until the primary writes the list of its transactions to the WAL; if one is open then, until it
+has ended, and for another list.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def _awaited(source: Source, application_name: str) -> str:
     ):
         [(is_standby,)] = connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
     if is_standby:
-        return "the primary of this standby: SELECT pg_log_standby_snapshot() on the primary ends the wait"
+        return (
+            "the primary of this standby: run SELECT pg_log_standby_snapshot() on the primary, and again when the"
+            " transactions that are open there now have ended"
+        )
     return "open transactions on the source: " + ("; ".join(writing(source, application_name)) or "this role sees none")
 
 
@@ -65,11 +69,11 @@ def reported_wait(source: Source, slot: str) -> Iterator[None]:
         if created.wait(REPORTED_WAIT):
             return
         try:
-            reason = _awaited(source, slot)
+            reason = f"waits for {_awaited(source, slot)}"
         except WalmereError as error:
-            reason = str(error)
+            reason = f"waits; the reason could not be read ({error.doing}: {error.wrong})"
         if not created.is_set():
-            _log.warning("creating replication slot %s: waits for %s", slot, reason)
+            _log.warning("creating replication slot %s: %s", slot, reason)
 
     threading.Thread(target=report, name="slot wait", daemon=True).start()
     try:
