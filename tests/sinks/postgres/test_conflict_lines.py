@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import Database
+from processes import eventually
 from sinks.histories import TRUNCATE, Change, insert, row, same_rows
 from sinks.postgres.target import TABLE, begin, conflicts, do, found
 from sinks.subjects import BY_ID, sink_of, text_changes
@@ -140,18 +141,19 @@ def test_a_conflict_that_stops_is_recorded_before_another_attempt_applies_the_ba
     """Otherwise neither attempt would see the line of the other."""
     begin(sink, row(1))
     other = threading.Thread(target=do, args=(sink_of(database, on_conflict="skip"), insert(1)))
-    waited: list[bool] = []
+    waits = (
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'walmere test apply'"
+        " AND query ~ 'pg_replication_origin_session_setup'"
+    )
 
     def beside_another_attempt(*arguments: Any) -> None:
         other.start()
-        other.join(0.5)
-        waited.append(other.is_alive())
+        eventually(lambda: bool(database.rows(waits)))
         record_conflict(*arguments)
 
     monkeypatch.setattr(transaction, "record_conflict", beside_another_attempt)
     with pytest.raises(Conflict):
         do(sink, insert(1))
     other.join(30)
-    assert waited == [True]
     assert conflicts(database) == [ONE]
     assert sink.applied(TABLE) == Lsn(200)
