@@ -25,7 +25,7 @@
     │       └── ColumnMissing     a table of a database lacks a column: somebody has to add it
     ├── StoreError                an error of an object store
     │   ├── StoreUnavailable      it does not answer, or has an error of its own            (transient)
-    │   ├── StoreRefused          no credentials, no right, or no such bucket
+    │   ├── StoreRefused          no credentials, no permission, or no such bucket
     │   └── StoreUnsuitable       it ignores the condition of a put
     ├── SparkError
     │   ├── SparkUnavailable      the master does not answer
