@@ -31,8 +31,9 @@ _INDEX: Final = """
 SELECT i.indisprimary, c.relname, (
     SELECT array_agg(a.attname::text ORDER BY k.place) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum WHERE k.place <= i.indnkeyatts
-)
+), coalesce(n.condeferrable, false), coalesce(n.condeferred, false)
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+LEFT JOIN pg_constraint n ON n.conrelid = i.indrelid AND n.conindid = i.indexrelid AND n.contype = 'p'
 WHERE i.indrelid = %s AND (i.indisprimary OR i.indisreplident) ORDER BY i.indisprimary DESC
 """
 _TYPES: Final = """
@@ -130,13 +131,14 @@ def _identity(connection: Connection, table: Table, name: Identifier) -> list[Co
     """The primary key and the index of the replica identity, each if all its columns are published."""
     statements: list[Composed] = []
     published = {column.name for column in table.columns}
-    for primary, index, columns in connection.execute(_INDEX, [table.oid]):
+    for primary, index, columns, deferrable, deferred in connection.execute(_INDEX, [table.oid]):
         if not set(columns) <= published:
             continue
         listed = SQL(", ").join(map(Identifier, columns))
         if primary:
-            add = SQL("ALTER TABLE {} ADD CONSTRAINT {} PRIMARY KEY ({})")
-            statements.append(add.format(name, Identifier(index), listed))
+            add = SQL("ALTER TABLE {} ADD CONSTRAINT {} PRIMARY KEY ({})").format(name, Identifier(index), listed)
+            more = " DEFERRABLE" * deferrable + " INITIALLY DEFERRED" * deferred
+            statements.append(add + SQL(more))
         else:
             statements.append(SQL("CREATE UNIQUE INDEX {} ON {} ({})").format(Identifier(index), name, listed))
             use = SQL("ALTER TABLE {} REPLICA IDENTITY USING INDEX {}")

@@ -196,3 +196,20 @@ def test_a_table_waits_for_a_column_with_the_statement_that_adds_it_and_goes_on_
         both.ours.execute(statement.partition(";")[0])
         both.source("INSERT INTO t VALUES (2, 'two')")
         both.becomes_equal("SELECT * FROM t ORDER BY id")
+
+
+@pytest.mark.long
+def test_a_key_that_is_deferrable_at_the_source_is_created_so(both: SideBySide) -> None:
+    """Keys may be the same for a moment within a transaction, also if its changes are applied row by row."""
+    create = "CREATE TABLE t (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v int)"
+    both.source(create, "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t SELECT i, i FROM generate_series(1, 5) i")
+    both.native.execute(create)
+    both.source("CREATE PUBLICATION pub FOR TABLE t")
+    both.start(target={"create_tables": True})
+    definition = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 't'::regclass AND contype = 'p'"
+    both.assert_equal(definition, source=True)
+    both.target("DELETE FROM t WHERE id = 5")
+    both.source("UPDATE t SET id = id + 1")
+    both.sync()
+    both.assert_equal("SELECT * FROM t ORDER BY id")
+    assert both.rows("SELECT id FROM t ORDER BY id") == [(2,), (3,), (4,), (5,)]
