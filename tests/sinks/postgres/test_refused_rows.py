@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -317,6 +319,54 @@ def test_a_truncate_of_several_tables_that_is_refused_names_all_of_them(database
     assert caught.value.wrong.startswith("truncate_failed in public.t, public.referenced: a TRUNCATE is refused (")
     assert database.rows("SELECT relation, conflict FROM walmere.conflicts") == [("public.t", "truncate_failed")]
     database.execute("DROP TABLE child, referenced")
+
+
+@pytest.mark.parametrize("on_conflict", ["stop", "skip", "overwrite"])
+def test_a_transaction_that_a_deferred_constraint_refuses_stops_with_its_lsn(
+    database: Database, on_conflict: str
+) -> None:
+    target = Target(database, "id int PRIMARY KEY, v text, w text", ("1", "a", "b"), on_conflict=on_conflict)
+    database.execute("DROP TABLE IF EXISTS parent", "CREATE TABLE parent (v text PRIMARY KEY)")
+    database.execute("INSERT INTO parent VALUES ('a'), ('b')")
+    database.execute(
+        'ALTER TABLE t ADD CONSTRAINT "odd\'fk" FOREIGN KEY (v) REFERENCES parent DEFERRABLE INITIALLY DEFERRED',
+        "DO $$ DECLARE r record; BEGIN FOR r IN SELECT tgname FROM pg_trigger WHERE tgrelid = 't'::regclass LOOP"
+        " EXECUTE format('ALTER TABLE t ENABLE ALWAYS TRIGGER %I', r.tgname); END LOOP; END $$",
+    )
+    try:
+        error = target.refuses(insert("2", "b", "x"), insert("3", "absent", "x"), insert("4", "a", "x"))
+        assert "commit_failed in public.t: a transaction is refused at its end (insert or update on" in error.wrong
+        assert "commit LSN 0/3E9" in error.wrong
+        assert error.hint.startswith("correct the rows of the target that the foreign key compares")
+        assert error.hint.endswith("`walmere skip -c … 0/3E9`"), "on_conflict does not help"
+        assert [line[:2] for line in target.conflicts()] == [("commit_failed", None)]
+        assert target.rows() == [(1, "a", "b")]
+        changes = text_changes([insert("3", "absent", "x"), update("3", "a", "x"), delete("1")], SCHEMA)
+        one_transaction = replace(changes, commit_lsn=np.full(3, 1000, np.uint64))
+        with target.sink.transaction([TABLE]) as transaction:
+            apply_changes(transaction, [TableChanges(TABLE, BY_ID, one_transaction, Lsn(200))])
+            transaction.reached[TABLE] = Lsn(200)
+            target.sink.commit_transaction(transaction, Lsn(200), None)
+        assert target.rows() == [(3, "a", "x")]
+    finally:
+        database.execute('ALTER TABLE t DROP CONSTRAINT "odd\'fk"', "DROP TABLE parent")
+
+
+def test_an_exception_of_a_deferred_trigger_names_the_transaction(database: Database) -> None:
+    target = Target(database, "id int PRIMARY KEY, v text, w text", ("1", "a", "b"))
+    database.execute(
+        "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN IF NEW.v = 'no' THEN RAISE 'not this one'; END IF; RETURN NULL; END $$",
+        "CREATE CONSTRAINT TRIGGER refuses AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION refuse()",
+        "ALTER TABLE t ENABLE REPLICA TRIGGER refuses",
+    )
+    error = target.refuses(insert("2", "yes", "x"), insert("3", "no", "x"))
+    assert "commit_failed in public.t: a transaction is refused at its end (not this one)" in error.wrong
+    assert "commit LSN 0/3E9" in error.wrong
+    assert error.hint == "alter the target so that it takes the transaction; or skip the whole transaction:" + (
+        " `walmere skip -c … 0/3E9`"
+    )
 
 
 def test_a_row_without_columns_that_is_refused_stops_with_its_lsn(database: Database) -> None:

@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from conftest import Database
-from sinks.histories import SCHEMA, UNCHANGED, Change, insert, row, update
+from sinks.histories import SCHEMA, UNCHANGED, Change, K, insert, row, update
 from sinks.postgres.target import TABLE, begin, clean, conflicts, do, found
 from sinks.subjects import BY_ID, DatabaseWriter, sink_of, text_changes
 from walmere.apply.fold_rows import require_identity
+from walmere.apply.transaction import TableChanges, apply_changes
 from walmere.errors import ColumnMissing, Conflict, NotMirrored
+from walmere.lsn import Lsn
 from walmere.names import Identity, TableName
 from walmere.publisher.ddl import TableDdl
 from walmere.sinks.postgres.relation import missing_columns
@@ -66,6 +68,58 @@ def test_one_of_two_rows_with_the_key_of_a_deferrable_constraint_is_changed(data
     writer.apply(TABLE, [Change("U", (1, "b"))], 300, BY_ID, schema)
     assert sorted(found(database)) == [(1, "a"), (1, "b")]
     clean(database)
+
+
+ENABLE_FOREIGN_KEYS = """
+    DO $$ DECLARE r record; BEGIN
+        FOR r IN SELECT tgrelid::regclass::text AS t, tgname FROM pg_trigger WHERE tgconstrrelid > 0 LOOP
+            IF r.t ~ '^{}' THEN EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', r.t, r.tgname); END IF;
+        END LOOP;
+    END $$
+"""
+
+
+@pytest.mark.parametrize("enabled", ["(child|parent)", "child", "parent"])
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_tables_with_foreign_keys_that_a_subscriber_checks_are_changed_in_the_order_of_the_source(
+    database: Database, enabled: str, partitioned: bool
+) -> None:
+    """A row of the first table references one of the other table that is deleted later in the batch."""
+    ids = pa.schema([("id", pa.int64())])
+    refs = pa.schema([("id", pa.int64()), ("parent", pa.int64())])
+    parent, child = TableName("public", "parent"), TableName("public", "child")
+    by = " PARTITION BY HASH (id)" if partitioned else ""
+    database.execute(
+        "DROP TABLE IF EXISTS child, parent",
+        f"CREATE TABLE parent (id int8 PRIMARY KEY){by}",
+        f"CREATE TABLE child (id int8 PRIMARY KEY, parent int8 REFERENCES parent){by}",
+    )
+    if partitioned:
+        for each in ("parent", "child"):
+            database.execute(f"CREATE TABLE {each}_0 PARTITION OF {each} FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+    sink = sink_of(database)
+    for table, schema, rows in ((parent, ids, [(1,)]), (child, refs, [])):
+        copy = DatabaseWriter(sink).begin_copy(table, schema)
+        copy.range(0, rows)
+        copy.commit(100)
+    database.execute(ENABLE_FOREIGN_KEYS.format(enabled))
+    of_child = [Change("I", (2, 1)), Change("D", None, (2, None), K), Change("I", (9, 9))]
+    of_parent = [Change("D", None, (1,), K), Change("I", (9,))]
+    changes = text_changes(of_child, refs)
+    changes.commit_lsn[2] = 2000  # after those of the other table
+    work = [
+        TableChanges(child, BY_ID, changes, Lsn(3000)),
+        TableChanges(parent, BY_ID, text_changes(of_parent, ids, first=1500), Lsn(3000)),
+    ]
+    with sink.transaction([child, parent]) as transaction:
+        apply_changes(transaction, work)
+        transaction.reached |= {child: Lsn(3000), parent: Lsn(3000)}
+        sink.commit_transaction(transaction, Lsn(3000), None)
+    assert database.rows("SELECT * FROM child") == [(9, 9)]
+    assert database.rows("SELECT * FROM parent") == [(9,)]
+    assert not database.rows("SELECT FROM walmere.conflicts")
+    clean(database)
+    database.execute("DROP TABLE child, parent")
 
 
 def test_a_null_stays_a_null_although_the_database_has_array_nulls_off(database: Database, sink: PostgresSink) -> None:

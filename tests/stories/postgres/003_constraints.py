@@ -141,6 +141,48 @@ def test_statement_triggers_fire_for_each_changed_row_with_ours_and_never_with_n
 
 
 @pytest.mark.long
+@pytest.mark.since(15, "ALTER SUBSCRIPTION SKIP")
+@pytest.mark.parametrize("deferrable", ["", " DEFERRABLE INITIALLY DEFERRED"])
+def test_foreign_keys_that_are_enabled_for_replicas_are_checked_in_the_order_of_the_source(
+    both: SideBySide, deferrable: str
+) -> None:
+    both.everywhere(
+        "CREATE TABLE child (id int PRIMARY KEY, parent int)",
+        "CREATE TABLE parent (id int PRIMARY KEY, v int)",
+        f"ALTER TABLE child ADD FOREIGN KEY (parent) REFERENCES parent{deferrable}",
+    )
+    both.target(
+        "DO $$ DECLARE r record; BEGIN"
+        " FOR r IN SELECT tgrelid::regclass AS t, tgname FROM pg_trigger WHERE tgisinternal"
+        " LOOP EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', r.t, r.tgname); END LOOP; END $$"
+    )
+    both.source("INSERT INTO parent VALUES (1, 1), (2, 2)", "CREATE PUBLICATION pub FOR TABLE child, parent")
+    both.start()
+    found = {each.what: each.level for each in Subscription(both.file).check() if each.name == "target_table"}
+    text = "has foreign keys or deferred constraints that are enabled for replicas, so its changes may be applied"
+    assert found == {f"public.{each} {text} row by row": Level.OK for each in ("child", "parent")}
+    both.source(
+        "INSERT INTO child VALUES (1, 1)",  # the parent is deleted later
+        "DELETE FROM child",
+        "DELETE FROM parent WHERE id = 1",
+        "BEGIN; INSERT INTO parent VALUES (9, 9); INSERT INTO child VALUES (9, 9); COMMIT",
+    )
+    if deferrable:
+        both.source("BEGIN; INSERT INTO child VALUES (10, 10); INSERT INTO parent VALUES (10, 10); COMMIT")
+    both.sync()
+    both.assert_equal(source=True)
+    both.target("DELETE FROM parent WHERE id = 2")
+    both.source("BEGIN; UPDATE parent SET v = 90; INSERT INTO child VALUES (2, 2); COMMIT", "DELETE FROM child")
+    log, error = both.both_stop()
+    assert "child_parent_fkey" in log
+    assert "child_parent_fkey" in str(error)
+    assert str(both.skip()) in str(error)
+    both.sync()
+    both.assert_equal()
+    assert both.rows("SELECT v FROM parent WHERE id = 9") == [(9,)]
+
+
+@pytest.mark.long
 def test_triggers_of_several_tables_see_the_changes_in_commit_order(both: SideBySide) -> None:
     both.everywhere("CREATE TABLE a (id int PRIMARY KEY, v int)", "CREATE TABLE b (id int PRIMARY KEY, v int)")
     both.source("CREATE PUBLICATION pub FOR TABLE a, b")

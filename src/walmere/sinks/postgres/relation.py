@@ -45,6 +45,16 @@ SELECT n.nspname, c.relname, c.oid::int8, c.relkind::text, coalesce(columns.foun
     row_security_active(c.oid), has_schema_privilege(n.oid, 'USAGE'),
     EXISTS(
         SELECT FROM pg_trigger g WHERE g.tgrelid = ANY({_IN_TREE}) AND NOT g.tgisinternal AND g.tgenabled IN ('R', 'A')
+    ),
+    coalesce(pg_partition_root(c.oid)::oid, c.oid)::int8,
+    ARRAY(
+        SELECT DISTINCT coalesce(pg_partition_root(g.tgconstrrelid)::oid, g.tgconstrrelid)::int8 FROM pg_trigger g
+        WHERE g.tgrelid = ANY({_IN_TREE}) AND g.tgisinternal AND g.tgconstrrelid <> 0 AND g.tgenabled IN ('R', 'A')
+    ),
+    ARRAY(
+        SELECT DISTINCT quote_ident(o.nspname) || '.' || quote_ident(f.conname)
+        FROM pg_trigger g JOIN pg_constraint f ON f.oid = g.tgconstraint JOIN pg_namespace o ON o.oid = f.connamespace
+        WHERE g.tgrelid = ANY({_IN_TREE}) AND g.tginitdeferred AND g.tgenabled IN ('R', 'A')
     )
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN unnest($1::text[], $2::text[]) AS wanted(schema, name) ON n.nspname = wanted.schema AND c.relname = wanted.name,
@@ -144,6 +154,9 @@ class TargetRelation:
     row_security: bool
     in_reach: bool  # the role may use its schema
     has_triggers: bool  # that are enabled for a subscriber
+    root: int  # the OID of the partitioned table that it is a part of, or its own
+    linked_roots: Sequence[int]  # the same of tables at the other end of foreign keys that are enabled for a subscriber
+    deferred: Sequence[str]  # constraints and their triggers, enabled for a subscriber, that are checked at the commit
 
     @property
     def sql(self) -> Composable:
@@ -254,6 +267,16 @@ def read_relations(connection: Connection, tables: Sequence[TableName]) -> dict[
         _RELATIONS, [[each.namespace for each in tables], [each.name for each in tables]]
     ).fetchall()
     return {each.table: each for each in map(_relation, rows)}
+
+
+def linked(relations: Iterable[TargetRelation]) -> set[TableName]:
+    """Those of the tables that a foreign key links to another one of them, if a subscriber checks it."""
+    among = list(relations)
+    by_root: dict[int, list[TargetRelation]] = {}
+    for each in among:
+        by_root.setdefault(each.root, []).append(each)
+    pairs = ((one, other) for one in among for root in one.linked_roots for other in by_root.get(root, ()))
+    return {each.table for one, other in pairs if one is not other for each in (one, other)}
 
 
 def require_same(connection: Connection, tables: Sequence[tuple[TableName, Sequence[str]]]) -> None:

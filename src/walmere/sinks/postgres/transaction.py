@@ -11,7 +11,7 @@ way. So are tables with triggers, always. New rows go by COPY straight into thei
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ from walmere.names import Identity, TableName
 from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.connect import Connection, reused
 from walmere.sinks.postgres.errors import is_in_function, is_session_error, translate_errors, without_values
-from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_same
+from walmere.sinks.postgres.relation import TargetRelation, linked, read_relations, require_same
 from walmere.sinks.postgres.rows.apply import RowMode, apply_rows
 from walmere.sinks.postgres.rows.block import written_by_others
 from walmere.sinks.postgres.rows.changes import MARK, RowChanges, TruncateRows
@@ -49,6 +49,7 @@ class TargetTransaction:
     relations: Mapping[TableName, TargetRelation]
     stored: Mapping[TableName, StoredTable]
     use_origin: bool
+    linked: Set[TableName] = frozenset()  # tables that depend on each other by foreign keys
     our_origins: Sequence[int] | None = None  # None: the server does not track who has written a row last
     prepares: bool = False  # it will be prepared
     reached: dict[TableName, Lsn] = field(default_factory=dict)
@@ -145,9 +146,11 @@ class TargetTransaction:
     def one_by_one(self, table: TableName, identity: Identity, names: Sequence[str]) -> bool:
         """Whether the changes of a table, which have these columns, must be applied row by row."""
         relation = self.relations[table]
+        if relation.fires or relation.deferred or table in self.linked:
+            return True
         if identity.multiset:  # an update by sets is a delete and an insert, which would lose local columns
-            return bool(relation.fires or relation.local(names))
-        return bool(relation.fires) or (identity.keyed and not relation.is_unique(identity))
+            return bool(relation.local(names))
+        return identity.keyed and not relation.is_unique(identity)
 
 
 @contextlib.contextmanager
@@ -163,7 +166,7 @@ def begin(
         stored = state.read(connection, tables, "" if prepares else "FOR UPDATE OF t")
         our_origins = origin.ours(connection, state.subscription) if use_origin else None
         relations = read_relations(connection, tables)
-        rest = (use_origin, our_origins, prepares)
+        rest = (use_origin, linked(relations.values()), our_origins, prepares)
         try:
             yield TargetTransaction(connection, state, on_conflict, relations, stored, *rest)
         except Conflict as error:  # its line is written before another session can apply the changes

@@ -114,6 +114,9 @@ def _table(
     elif relation.fires:
         text = f"{table}: {', '.join(relation.fires)} fire, so its changes are applied row by row"
         yield Finding(name, Level.OK, text)
+    elif relation.linked_roots or relation.deferred:
+        text = f"{table} has foreign keys or deferred constraints that are enabled for replicas"
+        yield Finding(name, Level.OK, f"{text}, so its changes may be applied row by row")
     elif not relation.keys:
         text = f"{table} has no unique index: an UPDATE or DELETE has to search the whole table"
         yield Finding(name, Level.WARNING, text, f"ALTER TABLE {table} ADD PRIMARY KEY (…);")

@@ -12,9 +12,16 @@ from collections.abc import Sequence
 from psycopg.sql import SQL, Composable, Composed, Identifier
 from psycopg.sql import Literal as SqlLiteral
 
-from walmere.sinks.postgres.relation import TargetColumn
+from walmere.sinks.postgres.relation import TargetColumn, TargetRelation
 from walmere.sinks.postgres.rows.changes import MARK, RowChanges, found, new_value
-from walmere.sinks.postgres.rows.conflicts import DECLARATIONS, guarded, guarded_truncate, probe_declaration, record
+from walmere.sinks.postgres.rows.conflicts import (
+    DECLARATIONS,
+    guarded,
+    guarded_commit,
+    guarded_truncate,
+    probe_declaration,
+    record,
+)
 from walmere.sinks.postgres.state import State
 
 
@@ -34,12 +41,31 @@ def block(
     truncate: Composable = SQL("EXECUTE (r.new)[1];")
     truncate = truncate if on_conflict is None else guarded_truncate(truncate)
     body = SQL(
-        "DECLARE r record; was record; affected int8; existed bool; {}\n{}"
+        "DECLARE r record; was record; affected int8; existed bool; last_lsn int8; {}\n{}"
         "BEGIN\n"
         "FOR r IN SELECT * FROM {} ORDER BY commit_lsn, sequence LOOP\n"
-        "CASE r.relation WHEN -1 THEN {}\n{}\nEND CASE;\nEND LOOP;\nEND"
-    ).format(SQL(DECLARATIONS), SQL("").join(probes), staging, truncate, SQL("\n").join(branches))
+        "IF r.commit_lsn <> last_lsn THEN {commit} END IF; last_lsn := r.commit_lsn;\n"
+        "CASE r.relation WHEN -1 THEN {}\n{}\nEND CASE;\nEND LOOP;\n"
+        "{commit}\nEND"
+    ).format(
+        SQL(DECLARATIONS),
+        SQL("").join(probes),
+        staging,
+        truncate,
+        SQL("\n").join(branches),
+        commit=_commit([each.relation for each in changes], guard=on_conflict is not None),
+    )
     return SQL("DO {}").format(SqlLiteral(body.as_string(None)))
+
+
+def _commit(relations: Sequence[TargetRelation], *, guard: bool) -> Composable:
+    """Check what is deferred, as at the end of each transaction of the source."""
+    deferring = [each for each in relations if each.deferred]
+    if not deferring:
+        return SQL("NULL;")
+    names = SQL(", ".join(sorted({name for each in deferring for name in each.deferred})))
+    check = SQL("SET CONSTRAINTS {0} {1} IMMEDIATE; SET CONSTRAINTS {1} DEFERRED;").format(MARK, names)
+    return guarded_commit(check, [str(each.table) for each in deferring]) if guard else check
 
 
 def _branch(

@@ -5,6 +5,7 @@
     insert_failed, update_failed,  a value does not fit its column, or a trigger has raised an exception
     delete_failed
     truncate_failed                a TRUNCATE is refused, or its trigger has raised an exception
+    commit_failed                  a constraint or a trigger that is deferred refuses a transaction of the source
 
 Code that the target runs for a row (a trigger, a function of a constraint) may also fail in itself: a table that it
 uses does not exist. This ends the block, whatever `on_conflict` says: it is not a property of the row.
@@ -15,8 +16,9 @@ With `on_conflict = "stop"`, the first such row ends the block with an error of 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from psycopg.sql import SQL, Composable, Composed, Identifier
@@ -61,7 +63,8 @@ def probe_declaration(number: int, changes: RowChanges) -> Composable:
 def guarded(number: int, changes: RowChanges, state: State, statement: Composable, on_conflict: str) -> Composable:
     """The statement in a subtransaction, with what to do if the target refuses its row."""
     relation = changes.relation
-    stop = _stop(str(relation.table), key_text(changes), partitioned=relation.kind == "p")
+    about = {"relation": SqlLiteral(str(relation.table)), "key": key_text(changes)}
+    stop = _stop({**about, "partitioned": SqlLiteral(relation.kind == "p")})
     then: Composable = stop
     if on_conflict != "stop":
         stops = SQL("failed_state {} {}").format(
@@ -76,7 +79,19 @@ def guarded(number: int, changes: RowChanges, state: State, statement: Composabl
 def guarded_truncate(statement: Composable) -> Composable:
     """A TRUNCATE in a subtransaction. If it fails, the block ends with an error that names its transaction."""
     diagnose = _DIAGNOSTICS + SQL("failed_conflict := 'truncate_failed'; ")
-    return _caught(statement, diagnose + _stop(None, _NULL))
+    about = {"relation": SQL("(r.old)[1]"), "tables": SQL("to_json(r.old)")}
+    return _caught(statement, diagnose + _stop(about))
+
+
+def guarded_commit(statement: Composable, tables: Sequence[str]) -> Composable:
+    """A check of what these tables have deferred, for the transaction `last_lsn` of the source."""
+    diagnose = _DIAGNOSTICS + SQL("failed_conflict := 'commit_failed'; ")
+    about = {
+        "relation": SqlLiteral(tables[0]),
+        "tables": SQL("{}::json").format(SqlLiteral(json.dumps(tables))),
+        "commit_lsn": SQL("last_lsn"),
+    }
+    return _caught(statement, diagnose + _stop(about))
 
 
 def _caught(statement: Composable, then: Composable) -> Composable:
@@ -126,21 +141,18 @@ def _find_column(number: int, changes: RowChanges) -> Composable:
     )
 
 
-def _stop(relation: str | None, key: Composable, *, partitioned: bool = False) -> Composable:
-    """End the block with an error. `relation`: the table; None: those of a TRUNCATE are the values of the change."""
+def _stop(about: Mapping[str, Composable]) -> Composable:
+    """End the block with an error. `about`: what is refused."""
     values = {
         "conflict": SQL("failed_conflict"),
-        "relation": SQL("(r.old)[1]") if relation is None else SqlLiteral(relation),
-        "key": key,
+        "key": _NULL,
         "constraint": SQL("failed_constraint"),
         "message": SQL("failed_message"),
         "sqlstate": SQL("failed_state"),
         "commit_lsn": SQL("r.commit_lsn"),
         "in_function": SQL("failed_in_function"),
-        "partitioned": SqlLiteral(partitioned),
+        **about,
     }
-    if relation is None:
-        values["tables"] = SQL("to_json(r.old)")
     pairs = SQL(", ").join(SQL("{}, {}").format(SqlLiteral(name), value) for name, value in values.items())
     detail = SQL("json_build_object({})::text").format(pairs)
     return SQL("RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = failed_message, DETAIL = {};").format(

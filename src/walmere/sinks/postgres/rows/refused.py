@@ -24,7 +24,7 @@ class Refused:
     """A change that the target has refused. It has no values but those of the key."""
 
     conflict: str
-    relation: str  # of a TRUNCATE the first one
+    relation: str  # of `tables` the first one
     key: str | None  # as JSON
     constraint: str | None
     message: str  # of the server
@@ -32,7 +32,7 @@ class Refused:
     commit_lsn: int
     in_function: bool = False  # a function of the target has raised the error, such as that of a trigger
     partitioned: bool = False  # the table
-    tables: Sequence[str] = ()  # of a TRUNCATE
+    tables: Sequence[str] = ()  # those of a TRUNCATE, or those that defer checks
 
     @classmethod
     def from_json(cls, text: str) -> Refused:
@@ -55,6 +55,8 @@ def conflict_of(refused: Refused, on_conflict: str | None) -> Conflict:
     what = "a row without a key" if refused.key is None else f"the row with the key {refused.key}"
     if refused.conflict == "truncate_failed":
         what = "a TRUNCATE is refused"
+    elif refused.conflict == "commit_failed":
+        what = "a transaction is refused at its end"
     elif refused.conflict.endswith("_failed") or refused.lacks_partition:
         what += " is refused"
     else:
@@ -80,6 +82,9 @@ def _remedy(refused: Refused) -> tuple[str, Sequence[str]]:
         return "alter the target so that its tables can be truncated", ()
     if not is_row_refused:
         return CORRECT_TARGET, ()
+    if refused.conflict == "commit_failed":
+        takes_it = "alter the target so that it takes the transaction"
+        return takes_it if refused.in_function else REMEDIES.get(refused.sqlstate, takes_it), ()
     if refused.lacks_partition:
         return CREATE_PARTITION, ("skip",)
     if refused.in_function:
