@@ -10,6 +10,7 @@ import pytest
 
 from side_by_side import SideBySide
 from walmere.api import Subscription
+from walmere.errors import SinkMismatch
 from walmere.publisher.finding import Level
 
 
@@ -142,3 +143,22 @@ def test_a_role_that_may_not_use_origins_has_its_progress_in_a_table(both: SideB
     if both.ours.major >= 16:  # unmarked changes are sent on
         assert "I" in both.sent_on_by(both.ours, origin="none")
         assert "I" not in both.sent_on_by(both.native, origin="none")
+
+
+def test_the_database_of_the_source_is_refused_as_the_target(both: SideBySide) -> None:
+    """Its rows would be copied to their own tables. Also if the DSN is changed later."""
+    both.everywhere("CREATE TABLE t (id int, v text)")
+    both.source("INSERT INTO t VALUES (1, 'one')", "CREATE PUBLICATION pub FOR TABLE t")
+    own = both.publisher.dsn.replace("127.0.0.1", "localhost")
+    both.subscribe(target={"dsn": own})
+    expected = "target.dsn and source.dsn are one database"
+    [found] = [each for each in Subscription(both.file).check() if each.what.startswith(expected)]
+    assert (found.level, found.fix) == (Level.PROBLEM, "correct target.dsn")
+    assert expected in both.ours_stops(SinkMismatch).wrong
+    assert not both.publisher.rows("SELECT FROM pg_replication_slots WHERE slot_name = %s", both.publisher.slot)
+    both.file.write_text(both.file.read_text().replace(own, both.ours.dsn))
+    both.sync()
+    both.assert_equal(source=True)
+    both.file.write_text(both.file.read_text().replace(both.ours.dsn, own))
+    assert expected in both.ours_stops(SinkMismatch).wrong
+    assert both.publisher.value("SELECT count(*) FROM t") == 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 from walmere.config import Config, PostgresTarget
-from walmere.errors import WalmereError
+from walmere.errors import SourceError, WalmereError
 from walmere.libpq import describe
 from walmere.names import TableName
 from walmere.publisher import catalog
@@ -17,6 +17,7 @@ from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.connect import Connection
 from walmere.sinks.postgres.relation import TargetRelation, read_relations, require_creation
 from walmere.sinks.postgres.sink import PostgresSink
+from walmere.subscription.target.ownership import require_other_database
 
 _DOING = "checking the tables of the target"
 
@@ -29,6 +30,8 @@ def check_target(config: Config, sink: PostgresSink) -> Iterator[Finding]:
             yield Finding(
                 "target", Level.OK, f"connected to {describe(config.target)}, PostgreSQL {_version(connection)}"
             )
+            with suppress(SourceError):  # the checks of the source report it
+                require_other_database(config, sink)
             yield _progress(connection, sink)
             yield from _schema(connection, sink)
             yield from _two_phase(connection, sink)

@@ -7,16 +7,17 @@ published tables, so that tables of another owner are refused before a slot is c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 
 from walmere.changelog.writer import header_of
 from walmere.config import Config
-from walmere.errors import SourceUnavailable
+from walmere.errors import SinkMismatch, SinkUnavailable, SourceUnavailable
+from walmere.libpq import describe
 from walmere.names import TableName
 from walmere.owner import Owner
 from walmere.publisher import catalog
 from walmere.publisher.connect import connect, translate_errors
-from walmere.publisher.database import database_oid
+from walmere.publisher.database import database_oid, is_same_database
 from walmere.publisher.stream import identify_system
 from walmere.shaping.rules import TableRules
 from walmere.sinks.base import Sink
@@ -43,11 +44,17 @@ def find(config: Config) -> tuple[Owner, Sequence[TableState]]:
 def require_target(config: Config, sink: Sink) -> None:
     """Before anything is created or copied: raise if the target cannot be used.
 
-    An object store must honour the condition of a put. A database must have the published tables and columns.
+    An object store must honour the condition of a put. A database must have the published tables and columns, and must
+    not be that of the source.
     """
     if isinstance(sink, DeltaSink):
         sink.require_store()
-    if not isinstance(sink, PostgresSink) or header_of(config.changelog) is not None:
+    if not isinstance(sink, PostgresSink):
+        return
+    has_log = header_of(config.changelog) is not None
+    with suppress(SourceUnavailable, SinkUnavailable) if has_log else nullcontext():
+        require_other_database(config, sink)
+    if has_log:
         return
     source = config.source
     gather = config.target is not None and config.target.gather_partitions
@@ -59,6 +66,19 @@ def require_target(config: Config, sink: Sink) -> None:
         published = catalog.published_tables(connection, source.publications, gather)
     chosen = TableRules.of(config).choose(published)
     sink.require_tables({target: each.columns for target, each in chosen.items()})
+
+
+def require_other_database(config: Config, sink: PostgresSink) -> None:
+    """Raise SinkMismatch if the target is the database of the source: its rows would be copied to their own tables."""
+    source, doing = config.source, "comparing the databases of source and target"
+    with (
+        closing(connect(source, "walmere launcher")) as of_source,
+        sink.connection(doing) as of_target,
+        translate_errors(source, doing),
+    ):
+        if is_same_database(of_source, of_target):
+            wrong = f"target.dsn and source.dsn are one database, {describe(source)}"
+            raise SinkMismatch(doing, wrong, "correct target.dsn")
 
 
 def _read_source(config: Config) -> tuple[str, int, Sequence[TableState]]:
