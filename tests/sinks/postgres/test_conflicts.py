@@ -110,6 +110,22 @@ def test_on_conflict_overwrite_replaces_the_rows_in_the_way(database: Database, 
     assert [what for what, *_ in conflicts(database)] == ["multiple_unique_conflicts", "update_exists"]
 
 
+def test_on_conflict_overwrite_replaces_a_row_with_equal_nulls(database: Database, sink: PostgresSink) -> None:
+    if database.major < 15:
+        pytest.skip("PostgreSQL 14 has no NULLS NOT DISTINCT")
+    database.execute("ALTER TABLE t ADD UNIQUE NULLS NOT DISTINCT (count, note)")
+    sink = sink_of(database, on_conflict="overwrite")
+    begin(sink, ("p", 1, None, "n", None), ("p", 2, None, None, None), row(3, count=3, note=None))
+    do(sink, insert(4, count=None), update(3, count=None, note=None), insert(5, count=None, note="other"))
+    assert sorted(key for _, key, *_ in found(database)) == [3, 4, 5]
+    do(sink, insert(3, count=None), lsn=300)
+    assert [kind for kind, *_ in conflicts(database)] == [
+        "insert_exists",
+        "update_exists",
+        "multiple_unique_conflicts",
+    ]
+
+
 @pytest.mark.server(settings={"track_commit_timestamp": "on"})
 def test_changes_of_rows_that_others_have_written_are_applied_and_recorded(private_server: Server) -> None:
     database = Database(private_server)

@@ -74,7 +74,8 @@ LATERAL (
 ) columns,
 LATERAL (
     SELECT json_agg(json_build_array(
-        i.indisprimary, i.indisreplident, i.indimmediate AND of_index.same_collations, of_index.columns
+        i.indisprimary, i.indisreplident, i.indimmediate AND of_index.same_collations, of_index.columns,
+        coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false)
     ) ORDER BY i.indisprimary DESC, i.indexrelid) AS found
     FROM pg_index i,
     LATERAL (
@@ -145,6 +146,7 @@ class TargetRelation:
     columns: Mapping[str, TargetColumn]
     keys: Sequence[tuple[str, ...]]  # the columns of each unique index, the primary key first
     primary_key: tuple[str, ...]
+    null_keys: Sequence[tuple[str, ...]]  # those of `keys` to which NULLs are equal (NULLS NOT DISTINCT)
     indexed: Sequence[tuple[str, ...]]  # those of `keys` that are checked at once, by the columns' own collations
     replica_identity: tuple[str, ...]  # the index by which PostgreSQL finds a row with replica identity FULL, if any
     fires: Sequence[str]  # triggers and rules that are enabled for a subscriber
@@ -298,9 +300,10 @@ def _relation(row: tuple[Any, ...]) -> TargetRelation:
         oid,
         kind,
         {each.name: each for each in found},
-        [tuple(columns) for *_, columns in keys],
-        next((tuple(columns) for primary, *_, columns in keys if primary), ()),
-        [tuple(columns) for *_, is_checked, columns in keys if is_checked],
-        next((tuple(columns) for *_, is_checked, columns in by_identity if is_checked), ()),
+        [tuple(columns) for *_, columns, _ in keys],
+        next((tuple(columns) for primary, _, _, columns, _ in keys if primary), ()),
+        [tuple(columns) for *_, columns, nulls_equal in keys if nulls_equal],
+        [tuple(columns) for _, _, is_checked, columns, _ in keys if is_checked],
+        next((tuple(columns) for _, _, is_checked, columns, _ in by_identity if is_checked), ()),
         *rest,
     )

@@ -195,9 +195,11 @@ def _unique_keys(changes: RowChanges) -> list[tuple[str, ...]]:
 
 def _in_the_way(changes: RowChanges, key: tuple[str, ...]) -> Composable:
     """The condition for other rows that have the new values of a unique key."""
-    columns = changes.relation.columns
+    relation = changes.relation
+    test = "t.{0} {1} {2} OR (t.{0} IS NULL AND {2} IS NULL)" if key in relation.null_keys else "t.{0} {1} {2}"
     same = SQL(" AND ").join(
-        SQL("t.{} {} {}").format(Identifier(name), columns[name].equals, new_value(changes, name)) for name in key
+        SQL(f"({test})").format(Identifier(name), relation.columns[name].equals, new_value(changes, name))
+        for name in key
     )
     return SQL("{} AND NOT (r.kind = 'U' AND {})").format(same, found(changes))
 
