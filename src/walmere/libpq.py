@@ -53,6 +53,9 @@ SESSION: Final = {
     "standard_conforming_strings": "on",
     "row_security": "off",
     "array_nulls": "on",
+    "xmloption": "content",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -60,7 +63,7 @@ SESSION: Final = {
     "transaction_timeout": "0",
 }
 """Settings of every session. Text has the same format in all of them. A copy that row security would make partial is an
-error. Timeouts that were set for the queries of users do not apply."""
+error. Timeouts and defaults of transactions that were set for the queries of users do not apply."""
 
 _CONNECT_TIMEOUT: Final = (2, 10)
 """Least (a limit of libpq) and greatest number of seconds for opening a connection."""

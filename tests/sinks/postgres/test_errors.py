@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from conftest import Database
 from servers import BINARIES
-from sinks.histories import insert, row
+from sinks.histories import Change, insert, row
 from sinks.postgres.target import CREATE, TABLE, begin, clean, do
-from sinks.subjects import sink_of
+from sinks.subjects import DatabaseWriter, sink_of
 from walmere.errors import Conflict, SinkError, SinkUnavailable
 from walmere.lsn import Lsn
+from walmere.names import Identity, TableName
 from walmere.publisher.ddl import TableDdl
 from walmere.sinks.postgres import prepared
 from walmere.sinks.postgres.errors import translate
@@ -42,15 +45,38 @@ def test_a_table_whose_old_rows_cannot_be_removed_is_not_tried_again_as_if_the_s
         database.execute("DROP PUBLICATION p", "DROP TABLE child")
 
 
-def test_a_target_that_is_read_only_is_tried_again(database: Database, sink: PostgresSink) -> None:
-    begin(sink, row(1))
-    database.execute(f"ALTER DATABASE {database.name} SET default_transaction_read_only = on")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "default_transaction_read_only = on",
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_isolation = 'repeatable read'",
+        "plpgsql.variable_conflict = 'use_variable'",
+        "plpgsql.extra_errors = 'all'",
+    ],
+)
+def test_defaults_that_users_of_the_target_have_set_do_not_apply(database: Database, setting: str) -> None:
+    """Read-only, so that nobody else writes to the mirrored tables. Several tables are copied at the same time."""
+    names = [f"t{number}" for number in range(6)]
+    database.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names))
+    database.execute(f"ALTER DATABASE {database.name} SET {setting}")
+    sink, schema = sink_of(database, on_conflict="skip"), pa.schema([("id", pa.int32())])
+
+    def copy(name: str) -> None:
+        begun = DatabaseWriter(sink).begin_copy(TableName("public", name), schema)
+        begun.range(0, [(1,)])
+        begun.commit(100)
+
     try:
-        with pytest.raises(SinkUnavailable, match="read-only") as caught, sink.connection("writing") as connection:
-            connection.execute("DELETE FROM public.t")
-        assert "standby" in caught.value.hint
+        with ThreadPoolExecutor(len(names)) as pool:
+            list(pool.map(copy, names))
+        table = TableName("public", "t0")
+        DatabaseWriter(sink).apply(table, [Change("I", (1,)), Change("I", (2,))], 200, Identity("n"), schema)
+        assert database.rows("SELECT id FROM t0 ORDER BY id") == [(1,), (2,)]
+        assert sink.conflicts() == {"public.t0": 1}, "applied row by row"
     finally:
-        database.execute(f"ALTER DATABASE {database.name} RESET default_transaction_read_only")
+        database.execute(f"ALTER DATABASE {database.name} RESET ALL", f"DROP TABLE {', '.join(names)}")
+        database.execute("DROP SCHEMA walmere CASCADE")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +85,7 @@ def test_a_target_that_is_read_only_is_tried_again(database: Database, sink: Pos
         ("55P03", True, "retries"),  # a lock is not available
         ("40P01", True, "retries"),
         ("53300", True, "retries"),
+        ("25006", True, "standby"),  # read-only
         ("55006", False, CORRECT),
         ("0A000", False, CORRECT),
     ],
