@@ -20,8 +20,10 @@ from walmere.errors import SinkError, SinkUnavailable
 from walmere.lsn import Lsn
 from walmere.names import TableName
 from walmere.publisher.ddl import TableDdl
+from walmere.publisher.finding import Level
 from walmere.sinks.postgres import origin
 from walmere.sinks.postgres.sink import PostgresSink
+from walmere.subscription.checks import target as check_target
 from walmere.testing.server import Server
 
 
@@ -213,6 +215,14 @@ def test_copies_share_one_origin_and_leave_one_for_the_changes(private_server: S
     with sink.connection("counting") as connection:
         assert origin.places_left(connection, "test") == origin.PLACES
         assert origin.places_left(connection, "other") == 0
+        assert origin.places_free(connection, "test") == origin.PLACES
+        finding = check_target._progress(connection, other)
+        assert (finding.level, finding.fix) == (Level.PROBLEM, origin.MORE_PLACES)
+        assert finding.what == "the target has 0 free places for replication origins; a subscription needs 2"
+    role = f"{database.name}_role"
+    database.execute(f"CREATE ROLE {role} LOGIN")
+    with psycopg.connect(private_server.dsn(database.name, role)) as plain:
+        assert origin.places_free(plain, "other") == origin.PLACES, "it may not see which are taken"
     with pytest.raises(SinkError, match="could not find free replication state slot") as refused:
         other.begin_copy(TableName("public", "u"), ["id"])
     assert "increase max_active_replication_origins" in refused.value.hint

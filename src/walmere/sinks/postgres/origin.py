@@ -26,6 +26,10 @@ _WAIT: Final = 30.0
 """Seconds to wait for another session that uses the origin."""
 _OURS: Final = "roname = $1 OR (starts_with(roname, $1) AND substr(roname, length($1) + 1) ~ '^_copy_[0-9]+$')"
 """The condition for the origins of a subscription, whose name may be the beginning of another one's."""
+_PLACES: Final = (
+    "coalesce(current_setting('max_active_replication_origins', true), current_setting('max_replication_slots'))::int"
+)
+"""The places of the server."""
 PLACES: Final = 2
 """That a subscription needs."""
 MORE_PLACES: Final = "increase max_active_replication_origins there (before PostgreSQL 18: max_replication_slots)"
@@ -75,12 +79,21 @@ def reserve(connection: Connection, subscription: str) -> None:
 
 def places_left(connection: Connection, subscription: str) -> int:
     """How many places of the server other origins leave. An origin that was never used does not take one."""
-    query = (
-        "SELECT coalesce(current_setting('max_active_replication_origins', true),"  # noqa: S608
-        f" current_setting('max_replication_slots'))::int - count(*) FROM pg_replication_origin WHERE NOT ({_OURS})"
-    )
+    query = f"SELECT {_PLACES} - count(*) FROM pg_replication_origin WHERE NOT ({_OURS})"  # noqa: S608
     [(left,)] = connection.execute(query, [name_of(subscription)]).fetchall()
     return int(left)
+
+
+def places_free(connection: Connection, subscription: str) -> int:
+    """How many places no other origin has taken, at most: not every role may see which are taken."""
+    query = f"SELECT {_PLACES}, has_table_privilege('pg_replication_origin_status', 'SELECT')"
+    [(places, may_see)] = connection.execute(query).fetchall()
+    if not may_see:
+        return int(places)
+    taken = "(SELECT external_id FROM pg_replication_origin_status) AS o(roname)"
+    query = f"SELECT {_PLACES} - count(*) FROM {taken} WHERE NOT ({_OURS})"  # noqa: S608
+    [(free,)] = connection.execute(query, [name_of(subscription)]).fetchall()
+    return int(free)
 
 
 def set_up(connection: Connection, name: str) -> None:

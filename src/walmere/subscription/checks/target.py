@@ -52,6 +52,9 @@ def _version(connection: Connection) -> int:
 
 def _progress(connection: Connection, sink: PostgresSink) -> Finding:
     if origin.may_use(connection):
+        if (free := origin.places_free(connection, sink.subscription)) < origin.PLACES:
+            text = f"the target has {free} free places for replication origins; a subscription needs {origin.PLACES}"
+            return Finding("origin", Level.PROBLEM, text, origin.MORE_PLACES)
         if origin.places_left(connection, sink.subscription) < origin.PLACES:
             text = f"the target has places for {origin.PLACES} more replication origins only if others are not used"
             return Finding("origin", Level.WARNING, text, origin.MORE_PLACES)
