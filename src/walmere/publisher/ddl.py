@@ -135,14 +135,14 @@ def _identity(connection: Connection, table: Table, name: Identifier) -> list[Co
         if not set(columns) <= published:
             continue
         listed = SQL(", ").join(map(Identifier, columns))
-        if primary:
-            add = SQL("ALTER TABLE {} ADD CONSTRAINT {} PRIMARY KEY ({})").format(name, Identifier(index), listed)
-            more = " DEFERRABLE" * deferrable + " INITIALLY DEFERRED" * deferred
-            statements.append(add + SQL(more))
-        else:
-            statements.append(SQL("CREATE UNIQUE INDEX {} ON {} ({})").format(Identifier(index), name, listed))
-            use = SQL("ALTER TABLE {} REPLICA IDENTITY USING INDEX {}")
-            statements.append(use.format(name, Identifier(index)))
+        more = SQL(" DEFERRABLE" * deferrable + " INITIALLY DEFERRED" * deferred)
+        add = SQL("ALTER TABLE {0} ADD CONSTRAINT {1} PRIMARY KEY ({2}){3};")
+        if not primary:
+            add = SQL("CREATE UNIQUE INDEX {1} ON {0} ({2}); ALTER TABLE {0} REPLICA IDENTITY USING INDEX {1};")
+        # the target may have a table that was renamed at the source, with an index of this name
+        first, second = (add.format(name, Identifier(each), listed, more) for each in (index, f"{table.oid}_{index}"))
+        block = SQL("BEGIN {} EXCEPTION WHEN duplicate_table THEN {} END").format(first, second)
+        statements.append(SQL("DO {}").format(Literal(block.as_string(None))))
     if table.replica_identity is ReplicaIdentity.FULL:
         statements.append(SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
     return statements

@@ -213,3 +213,31 @@ def test_a_key_that_is_deferrable_at_the_source_is_created_so(both: SideBySide) 
     both.sync()
     both.assert_equal("SELECT * FROM t ORDER BY id")
     assert both.rows("SELECT id FROM t ORDER BY id") == [(2,), (3,), (4,), (5,)]
+
+
+@pytest.mark.long
+def test_a_table_is_created_although_another_one_has_an_index_of_its_name(both: SideBySide) -> None:
+    """At the source, an index keeps its name when its table is renamed. At the target, the old table is still there."""
+    create = (
+        "CREATE TABLE orders (id int PRIMARY KEY, v text)",
+        "CREATE TABLE codes (id int, code text NOT NULL)",
+        "CREATE UNIQUE INDEX by_code ON codes (code)",
+        "ALTER TABLE codes REPLICA IDENTITY USING INDEX by_code",
+    )
+    both.source(*create, "INSERT INTO orders VALUES (1, 'one')", "INSERT INTO codes VALUES (1, 'one')")
+    both.native.execute(*create)
+    both.source("CREATE PUBLICATION pub FOR ALL TABLES")
+    both.start(target={"create_tables": True})
+    rename = ("ALTER TABLE orders RENAME TO orders_old", "ALTER TABLE codes RENAME TO codes_old", create[0])
+    both.native.execute(*rename)
+    both.source(*rename)
+    both.refresh()
+    both.sync()
+    both.source("INSERT INTO orders VALUES (1, 'new')", "INSERT INTO codes_old VALUES (2, 'two')")
+    both.source("UPDATE orders_old SET v = 'x'", "UPDATE codes_old SET id = 3 WHERE code = 'one'", "DELETE FROM orders")
+    both.sync()
+    tables = ("orders", "orders_old", "codes_old")
+    both.assert_equal(*(f"SELECT * FROM {each} ORDER BY 1" for each in tables), source=True)
+    keys = "SELECT indrelid::regclass::text FROM pg_index WHERE indisunique AND indrelid::regclass::text ~ '_old$'"
+    assert sorted(both.ours.rows(keys)) == [("codes_old",), ("orders_old",)]
+    assert both.ours.value("SELECT relreplident::text FROM pg_class WHERE oid = 'codes_old'::regclass") == "i"
