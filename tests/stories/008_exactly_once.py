@@ -67,7 +67,7 @@ def next_job(mirror: Mirror) -> ApplyJob:
     """The only job of the next batch, which may wait for more changes."""
     with closing(planner(mirror)) as batches:
         eventually(lambda: (end := batches.next_end()) is not None and batches.plan(end)[1])
-        _, [job] = batches.plan(batches.log_end)
+        _, [[job]] = batches.plan(batches.log_end)
         return job
 
 
@@ -189,9 +189,10 @@ def test_inserts_of_a_batch_that_is_too_large_for_its_tasks_are_taken_in_parts_a
     monkeypatch.setattr(planning, "MAX_BATCH_BYTES", 20_000)  # of more than 80,000
     monkeypatch.setattr(planning, "MIN_TASK_BYTES", 1)
     batches = planner(mirror, tasks=2, spread=True)
-    batch, jobs = batches.plan(batches.log_end)
+    batch, tasks = batches.plan(batches.log_end)
+    assert [len(task) for task in tasks] == [4, 4]
+    jobs = [job for task in tasks for job in task]
     assert [len(job.blocks.refs) for job in jobs] == [1] * 8
-    assert [len(task) for task in batches.tasks(jobs)] == [4, 4]
     sink = DeltaSink(str(tmp_path / "lake"))
     results = [apply_table(job, sink) for job in jobs]
     assert mirror.delta("t").version() == before, "nothing is visible yet"

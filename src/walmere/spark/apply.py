@@ -149,9 +149,8 @@ class ApplyWorker:
             began, began_at = time.monotonic(), now()
             self._tables.shared.check()
             self._recorder.skip_written()
-            batch, jobs = batches.plan(end)
-            has_changes = bool(jobs) or batch.two_phase is not None
-            results = self._run_job(batch, batches.tasks(jobs)) if has_changes else []
+            batch, tasks = batches.plan(end)
+            results = self._run_job(batch, tasks) if tasks else []
             applied = self._recorder.record(batch, results, began_at)
             self._on_batch(applied, end)
             self._on_batch_end(time.monotonic() - began)

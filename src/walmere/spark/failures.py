@@ -49,7 +49,7 @@ def attempts(context: SparkContext) -> int:
     """How many times Spark runs a task that fails."""
     if local := re.fullmatch(r"local(?:\[[^,\]]+(?:,\s*(\d+))?\])?", context.master or ""):
         return int(local[1] or 1)
-    return int(context.getConf().get("spark.task.maxFailures", "4"))
+    return int(context._conf.get("spark.task.maxFailures") or "4")
 
 
 def result_or_failure(tries: int, function: Callable[..., Result], *arguments: Any) -> Result | Failure:

@@ -73,6 +73,7 @@ class Batches:
         self._tables = tables
         self._ask_parallelism = parallelism
         self._ends = until is not None
+        self._tasks_at_once = 1
         last = Ledger(directory).last()
         # a transaction rewrites no files, so larger batches save little; and it is applied while more is received
         self._planner = Planner(self._log, wait_for_more=not transactional, two_phase=two_phase, until=until)
@@ -88,12 +89,11 @@ class Batches:
     def _log(self) -> Path:
         return self._directory / paths.CHANGELOG
 
-    @property
-    def _parallelism(self) -> int:
-        found = self._ask_parallelism()
+    def _read_parallelism(self) -> None:
+        """Once for a batch: on a cluster, Spark is asked, which takes milliseconds."""
+        self._tasks_at_once = self._ask_parallelism()
         if not self._transactional:
-            self._max_bytes = max(MAX_BATCH_BYTES, found * MIN_TASK_BYTES)
-        return found
+            self._max_bytes = max(MAX_BATCH_BYTES, self._tasks_at_once * MIN_TASK_BYTES)
 
     def next_end(self) -> Lsn | None:
         """The end of the next batch; None: there is nothing to apply now. Called often."""
@@ -118,8 +118,8 @@ class Batches:
         self._looked_at = self._tables.changes
         return any(each.follows and each.applied_lsn < self._end for each in self._tables)
 
-    def plan(self, end: Lsn) -> tuple[Batch, list[ApplyJob]]:
-        """The batch that ends here, and its jobs."""
+    def plan(self, end: Lsn) -> tuple[Batch, list[list[ApplyJob]]]:
+        """The batch that ends here, and the jobs of its tasks. There are no tasks if nothing is to be applied."""
         behind, log_start = [each for each in self._tables if each.follows], self._log_start()
         not_in_log = [each.oid for each in behind if not each.of_messages and each.applied_lsn < log_start]
         following = {each.oid: each for each in behind if each.oid not in not_in_log}
@@ -135,19 +135,20 @@ class Batches:
         skip = skipping.requested(self._directory) if self._transactional else None
         batch = Batch(end, plan.commit_time, taking_part, log_start, tuple(not_in_log), skip, plan.two_phase)
         types = dict(self._tables.types)  # a copy, because a new table may add some meanwhile
+        if plan.blocks or plan.two_phase_blocks:
+            self._read_parallelism()
         jobs = [
             job
             for blocks, in_two_phase in ((plan.blocks, False), (plan.two_phase_blocks, True))
             for oid, refs in blocks.items()
             for job in self._jobs(following[oid], refs, plan, types, in_two_phase=in_two_phase)
         ]
-        return batch, jobs
+        return batch, self._tasks(jobs) if jobs or batch.two_phase is not None else []
 
     def _jobs(
         self, known: TableState, refs: list[BlockRef], plan: Plan, types: dict[int, PgType], *, in_two_phase: bool
     ) -> Iterator[ApplyJob]:
         """The jobs of a table: one, or several that stage parts of the batch."""
-        parallelism = self._parallelism
         used = {(ref.block.relation, ref.version) for ref in refs}
         versions = {number: plan.definitions[number] for number in used if number in plan.definitions}
         definition = known.definition
@@ -162,10 +163,10 @@ class Batches:
         if len(versions) == 1 and not partial and not self._transactional:
             # a transaction may have more bytes than a batch: then its tasks take several parts, one after the other
             rounds = -(-sum(ref.block.length for ref in refs) // self._max_bytes)
-            divided = divide(refs, rounds * parallelism, MIN_TASK_BYTES)
+            divided = divide(refs, rounds * self._tasks_at_once, MIN_TASK_BYTES)
         parts: list[Part | None] = [None] * len(divided)
         if len(divided) == 1 and len(versions) == 1 and self._spread and is_keyed:
-            parts = _parts(refs, parallelism)
+            parts = _parts(refs, self._tasks_at_once)
             divided *= len(parts)
         store = store_of(self._log)
         if store is not None:  # several tasks read the same blocks, or one reads them twice
@@ -188,7 +189,7 @@ class Batches:
                 shaping=shaping,
             )
 
-    def tasks(self, jobs: Sequence[ApplyJob]) -> list[list[ApplyJob]]:
+    def _tasks(self, jobs: Sequence[ApplyJob]) -> list[list[ApplyJob]]:
         """The jobs of each task. A task takes several small jobs: to start it costs more than they do.
 
         A batch that rewrites files costs what the table has, not the change, so its jobs stay apart.
@@ -197,7 +198,7 @@ class Batches:
             return [list(jobs)]
         if not self._spread:
             return [[job] for job in jobs]
-        groups: list[tuple[int, list[ApplyJob]]] = [(0, []) for _ in range(self._parallelism)]
+        groups: list[tuple[int, list[ApplyJob]]] = [(0, []) for _ in range(self._tasks_at_once)]
         for job in sorted(jobs, key=_weight, reverse=True):
             least = min(range(len(groups)), key=lambda number: groups[number][0])
             size, task = groups[least]
