@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from walmere.apply.jobs import Batch
 from walmere.apply.worker import Applied
@@ -63,3 +64,26 @@ def test_the_limit_of_rewriting_counts_batches_and_not_copies(tmp_path: Path) ->
         assert next_batch(tmp_path) is None
     batch(300, rows)
     assert next_batch(tmp_path) is not None
+
+
+def test_a_batch_that_did_not_reach_the_ledger_of_the_lake_is_there_after_the_next_start(tmp_path: Path) -> None:
+    """Its tables and the ledger have it, so no batch follows that would record it."""
+    lake = tmp_path / "lake"
+    sink = DeltaSink(str(lake))
+    tables = Tables(tmp_path)
+    sink.create(NAMES[1], ROWS.schema)
+    version = sink.commit(NAMES[1], sink.stage(NAMES[1], ROWS.to_batches()), Lsn(500))
+    tables.put(TableState(NAMES[1], 1, Phase.READY, Lsn(100), Lsn(500)))
+    recorder = Recorder(tmp_path, sink, tables, "shop")
+    recorder.open_ledger()
+    points = lake / "_walmere"
+    kept = points.rename(tmp_path / "kept")
+    points.touch()  # a file where the directory should be
+    with pytest.raises(Exception, match="_walmere"):
+        recorder.record(Batch(Lsn(510), None, (1,)), [Applied(1, 1, version=version, lsn=Lsn(500))], now())
+    assert recorder.applied < Lsn(510)
+    points.unlink()
+    kept.rename(points)
+    recorder.open_ledger()
+    assert recorder.applied == Lsn(510)
+    assert [each.lsn for each in sink.points("shop")] == [510]

@@ -119,7 +119,11 @@ class Recorder:
 
     def open_ledger(self) -> None:
         """Open the ledger in the lake, before points are recorded. Not earlier: another process may be running."""
-        self._lake_ledger = self._open_in_lake(self._ledger.open())
+        with self.committing:  # upkeep may be adding a point
+            entries = self._ledger.open()
+            self._lake_ledger = self._open_in_lake(entries)
+            if entries:  # the last one may be of a batch that was not added to the lake's ledger
+                self.applied = max(self.applied, entries[-1].lsn)
 
     def _open_in_lake(self, entries: Iterable[Entry]) -> LedgerWriter:
         self._tables.shared.check(0.0)  # it replaces what another driver has written

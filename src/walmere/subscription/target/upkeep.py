@@ -3,7 +3,7 @@
 Batches only add small files and mark rows as deleted. What they leave is rewritten here, in rounds, by tasks of their
 own: at most half of the cores, at low priority, and not more bytes per hour than `[maintenance]` allows. A round looks
 only at tables that batches have changed, and at their rejects. Commits are made between two batches (see
-`Apply.replace_files`); no point has rejects, so they are committed at any time.
+`Recorder.replace_files`); no point has rejects, so they are committed at any time.
 
 A table that is written to is vacuumed every ten minutes, and once more when its last replaced files are old enough. The
 times, and the bytes of the last hour, are in a file (`upkeep_record`).
