@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 import walmere
@@ -59,6 +60,8 @@ def test_the_active_session_is_used_and_knows_the_format(database18: Database, t
 def test_a_master_that_does_not_answer_is_named() -> None:
     with pytest.raises(SparkUnavailable, match=r"spark://127\.0\.0\.1:1 does not answer"):
         walmere.session("spark://127.0.0.1:1")
+    with pytest.raises(SparkUnavailable, match=r"spark://127\.0\.0\.1:1 does not answer"):
+        walmere.session(settings={"spark.master": "spark://127.0.0.1:1"})
 
 
 NOTEBOOK = """
@@ -91,6 +94,26 @@ def test_a_run_in_a_session_of_somebody_else_changes_nothing_of_it(database18: D
         assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["10"]), done.stderr
         mirror.assert_equal("t")
         database18.execute(statement)
+
+
+SUBMITTED = """
+import walmere
+
+spark = walmere.session("local[2]", name="orders")
+conf = spark.sparkContext.getConf()
+print(spark.sparkContext.master, conf.get("spark.app.name"), conf.get("spark.sql.shuffle.partitions"))
+"""
+
+
+@pytest.mark.long
+def test_master_and_name_of_the_program_come_before_those_of_spark_submit(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SUBMITTED)
+    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]"]
+    command = [*submit, "--conf", "spark.sql.shuffle.partitions=3", str(program)]
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.stdout.splitlines()[-1:] == ["local[2] orders 3"], done.stderr
 
 
 @pytest.mark.long

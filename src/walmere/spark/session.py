@@ -20,7 +20,7 @@ from walmere.errors import ConfigError, SparkUnavailable
 from walmere.spark import class_data, interpreters, placement
 from walmere.spark.daemon import MODULE, NICE
 from walmere.spark.jvm import JVM_OPTIONS, require_java
-from walmere.spark.spark_log import log_to, stderr_to
+from walmere.spark.spark_log import log_own_to, log_to, stderr_to
 
 _LOCAL: Final = "local[*]"
 _ATTEMPTS: Final = 4  # of a task, as on a cluster
@@ -46,6 +46,8 @@ _OF_RUNS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     placement.SETTING: placement.WAIT,
 }
+_NAMED_HERE: Final = ("spark.master", "spark.app.name")
+"""What spark-submit always sets, and a session here is named by its caller."""
 _NO_KEYS_ON_YARN: Final = {
     f"spark.hadoop.fs.{name}": ""
     for name in (
@@ -64,8 +66,8 @@ def session(name: str, master: str | None, settings: Mapping[str, str], log: Pat
     if master is not None:
         require_master(master)  # also if there is a session: it may be of another master
     if (active := active_session()) is not None:
-        if log is not None and active.sparkContext is _Started.context:
-            log_to(log)
+        if log is not None:
+            (log_to if active.sparkContext is _Started.context else log_own_to)(log)
         return active
     master = master_of(master)
     ours = dict(_OF_RUNS)
@@ -87,11 +89,12 @@ class _Started:
 
 def program_session(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
     """Start Spark for a program of a user, or use the session of this process as it is: only a short start is set."""
+    master = master or settings.get("spark.master")
     if master is not None:
         require_master(master)
     if (active := active_session()) is not None:
         return active
-    master = master_of(master or settings.get("spark.master"))
+    master = master_of(master)
     with _builder(name, master, {**settings, "spark.master": master}, _OF_PROGRAMS) as builder:
         try:
             return builder.getOrCreate()
@@ -122,7 +125,7 @@ def _builder(
     name: str, master: str, settings: Mapping[str, str], defaults: Mapping[str, str]
 ) -> Iterator[SparkSession.Builder]:
     """The builder of a new session. It has to be used in this block."""
-    given = _from_spark_submit()
+    given = {name: value for name, value in _from_spark_submit().items() if name not in _NAMED_HERE}
     java_options = f"{JVM_OPTIONS} {class_data.options(require_java())}".strip()
     ours = {**defaults, "spark.driver.extraJavaOptions": java_options}
     if master == "yarn":
