@@ -21,8 +21,9 @@ from pyspark.accumulators import AccumulatorParam
 from walmere.errors import SinkError, SinkMismatch, StoreError, WalmereError
 from walmere.sinks.base import full_or
 from walmere.spark import executors
+from walmere.spark.spark_log import OWN_LOGGER
 
-_log = logging.getLogger("pyspark.walmere")  # its tracebacks are in spark.log, see `session`
+_log = logging.getLogger(OWN_LOGGER)
 
 Result = TypeVar("Result")
 

@@ -7,8 +7,12 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from pyspark.accumulators import AccumulatorTCPServer
+
+OWN_LOGGER: Final = "pyspark.walmere"
+"""Gets the tracebacks of errors in jobs."""
 
 
 class _LogFile(logging.FileHandler):
@@ -21,19 +25,28 @@ class _LogFile(logging.FileHandler):
 
 def log_to(path: Path) -> None:
     """Write the logs of PySpark and py4j to the JVM's log."""
-    for name in ("py4j", "pyspark"):
-        logger = logging.getLogger(name)
-        for handler in [each for each in logger.handlers if isinstance(each, logging.FileHandler)]:
-            logger.removeHandler(handler)
-            handler.close()
-        handler = _LogFile(path, delay=True)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
+    for name in (OWN_LOGGER, "py4j", "pyspark"):
+        _redirect(name, path)
     for each in logging.getLogger().handlers:
         each.addFilter(_not_from_py4j)  # a function is added only once
     # by default it prints a traceback when a worker or the JVM has ended
     setattr(AccumulatorTCPServer, "handle_error", _log_error)  # noqa: B010
+
+
+def log_own_to(path: Path) -> None:
+    """Write the tracebacks of Walmere to a file, and change no other log: the session belongs to somebody else."""
+    _redirect(OWN_LOGGER, path)
+
+
+def _redirect(name: str, path: Path) -> None:
+    logger = logging.getLogger(name)
+    for handler in [each for each in logger.handlers if isinstance(each, logging.FileHandler)]:
+        logger.removeHandler(handler)
+        handler.close()
+    handler = _LogFile(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
 
 
 def _not_from_py4j(record: logging.LogRecord) -> bool:
