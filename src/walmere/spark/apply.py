@@ -45,7 +45,7 @@ from walmere.subscription.target.recorder import Recorder
 
 OnBatch: TypeAlias = Callable[[list[Applied], Lsn], None]
 OnBatchEnd: TypeAlias = Callable[[float], None]
-_POLL: Final = 0.01
+_POLL: Final = 0.02
 """Seconds between two looks for changes, and between two attempts to cancel a job."""
 _FULL_BELOW: Final = 1 << 20
 """A disk with fewer free bytes is full."""
@@ -127,7 +127,10 @@ class ApplyWorker:
                         self._apply(batches, end)
         except Exception as error:
             if not self._stopping.is_set():
-                self._error = self._translate(error)
+                translated = self._translate(error)
+                if translated is not error:
+                    translated.__cause__ = error.__cause__ or error  # it may say that the JVM has ended
+                self._error = translated
 
     def _plan_batches(self) -> Batches:
         sink = self._recorder.sink
@@ -151,6 +154,8 @@ class ApplyWorker:
             self._recorder.skip_written()
             batch, tasks = batches.plan(end)
             results = self._run_job(batch, tasks) if tasks else []
+            if self._stopping.is_set():  # the next run repeats the batch; tables that have it do nothing
+                return
             applied = self._recorder.record(batch, results, began_at)
             self._on_batch(applied, end)
             self._on_batch_end(time.monotonic() - began)
@@ -170,6 +175,8 @@ class ApplyWorker:
             with tagged(self._context, "apply") as self._tag:
                 results = self._placement.items(work).flatMap(apply).collect()
         except Exception as error:
+            if self._stopping.is_set():  # it was cancelled
+                return []
             raise from_spark(error) from error
         finally:
             self._tag = None
@@ -180,11 +187,16 @@ class ApplyWorker:
         if isinstance(error, WalmereError):
             return full_or(error)
         if isinstance(error, OSError):  # of a state file, or else of a lake on this machine
-            if shutil.disk_usage(self._directory).free < _FULL_BELOW:
+            if self._is_disk_full():
                 return ChangeLogError(f"writing below {self._directory}", str(error), "make room or repair the disk")
             return full_or(SinkError("writing to the target", str(error), "make the target writable"))
         log_traceback(error)
         return WalmereError("applying changes", " ".join(repr(error).split()))
+
+    def _is_disk_full(self) -> bool:
+        with suppress(OSError):  # the disk itself may be what has failed
+            return shutil.disk_usage(self._directory).free < _FULL_BELOW
+        return False
 
 
 def _key(jobs: Sequence[ApplyJob]) -> str:
