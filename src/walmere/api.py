@@ -230,7 +230,9 @@ class Subscription:
             ends = until is not None
             if receives:  # also before Spark starts
                 require_source(self.config)
-                wait_until_free(self.config, self._stopping)
+                wait_until_free(self.config, self._stopping, ends=ends)
+            if self._stopping.is_set():
+                return
             made = self.launcher(
                 on_progress=on_progress,
                 on_batch_end=on_batch_end,

@@ -12,6 +12,8 @@ from conftest import Database
 from mirror import Mirror
 from object_stores import Bucket
 from processes import eventually, running, walmere
+from proxy import Proxy
+from receiving import receive_all
 from workload import MixedLoad
 
 
@@ -27,10 +29,26 @@ def machine(database: Database, directory: Path, bucket: Bucket, name: str) -> M
     return mirror
 
 
+def test_while_the_source_is_down_a_machine_applies_what_its_log_has(
+    database18: Database, tmp_path: Path, bucket: Bucket
+) -> None:
+    database = database18
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    with Proxy(database.server.port) as source:
+        mirror = machine(database, tmp_path, bucket, "one")
+        mirror.file.write_text(mirror.file.read_text().replace(f":{database.server.port}/", f":{source.port}/"))
+        mirror.run_once()
+        database.execute("INSERT INTO t SELECT generate_series(1, 100)")
+        receive_all(database, mirror.config)
+    with mirror.following():
+        mirror.becomes_equal("t")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(480)
-def test_a_standby_goes_on_when_the_other_machine_is_lost_and_that_one_is_the_standby_later(
-    database18: Database, tmp_path: Path, bucket: Bucket
+@pytest.mark.parametrize("lost", ["machine", "driver"])
+def test_a_standby_goes_on_when_the_other_machine_or_its_driver_is_lost_and_that_one_is_the_standby_later(
+    database18: Database, tmp_path: Path, bucket: Bucket, lost: str
 ) -> None:
     database = database18
     MixedLoad.create(database, "numeric(20, 2)")
@@ -45,7 +63,10 @@ def test_a_standby_goes_on_when_the_other_machine_is_lost_and_that_one_is_the_st
         copied = {each.name: each.snapshot_lsn for each in one.tables()}
         with running("run", "-c", two.file, output=said["two"]) as second:
             eventually(lambda: waits("two"), 60, said["two"].read_text)
-            os.killpg(first.pid, signal.SIGKILL)
+            if lost == "machine":
+                os.killpg(first.pid, signal.SIGKILL)
+            else:  # its receiver ends by itself, some time later
+                first.kill()
             two.becomes(lambda: len(list(two.tables())) == 3 and all(each.follows for each in two.tables()))
             with running("run", "-c", one.file, output=said["again"]) as again:
                 eventually(lambda: waits("again"), 60, said["again"].read_text)

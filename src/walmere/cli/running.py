@@ -35,6 +35,7 @@ def receive(
     token_file: serving.TokenFile = None,
     log_format: logs.LogFormatOption = logs.LogFormat.TEXT,
     error_file: Annotated[Path | None, typer.Option(hidden=True)] = None,  # `run` reads the error from there
+    launcher: Annotated[int | None, typer.Option(hidden=True)] = None,  # the process of `run`, with a store
 ) -> None:
     """Receive the publication into the change log, until stopped."""
     logging.getLogger().setLevel(logging.INFO)
@@ -48,6 +49,10 @@ def receive(
                 options = serving.ServingOptions(metrics, allow_host or (), token_file)
                 open_.enter_context(serving.metrics_of_receiver(subscription, options))
             open_.enter_context(stopped_by_signals(subscription))
+            if launcher is not None:
+                from walmere.subscription.shared.orphan import end_with
+
+                end_with(launcher, subscription.stop)
             durable = subscription.receive(until, once=once)
     place = subscription.config.subscription.store or subscription.config.changelog
     ended = f"everything before {durable} is durable in {place}"

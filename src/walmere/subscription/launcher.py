@@ -206,12 +206,13 @@ class Launcher:
             if copies.failed and until is not None:
                 raise next(iter(copies.failed.values()))
 
-    def _receive_first(self, receiving: contextlib.ExitStack, until: Lsn | None) -> ReceiverProcess | Follower | None:
+    def _receive_first(self, receiving: contextlib.ExitStack, until: Lsn | None) -> ReceiverProcess | None:
         """With a log in a store: start the receiver before anything else, and wait until it has the slot."""
         if not self._receives or not self._ask_store(has_log, until):
             return None
         process = self._receive(receiving, until)
-        wait_for_slot(process, self._config, self._stopping)
+        assert isinstance(process, ReceiverProcess)
+        wait_for_slot(process, self._config, self._stopping, ends=until is not None)
         return process
 
     def _receive(self, receiving: contextlib.ExitStack, until: Lsn | None) -> ReceiverProcess | Follower:

@@ -4,7 +4,8 @@
     it is killed, or crashes    it is started again after a pause, with a warning
     another process receives    the run uses what that process receives; the child is started again later
 
-A receiver that an earlier launcher has left running is stopped, because no other process would stop it.
+A receiver that an earlier launcher has left running is stopped, because no other process would stop it. With a store,
+it ends by itself, see `shared.orphan`: on another machine, a standby may wait for its slot.
 
 The child logs to `receiver.log`; its warnings are repeated on stderr of the launcher. It logs to a file and not to a
 pipe, because it continues if the launcher is killed.
@@ -60,6 +61,8 @@ class ReceiverProcess:
         self._error, self._report = directory / paths.RECEIVER_ERROR, directory / paths.RECEIVER
         self._command = [sys.executable, "-m", "walmere", "receive", "-c", str(config_file)]
         self._command += ["--error-file", str(self._error)]
+        if config.subscription.store is not None:
+            self._command += ["--launcher", str(os.getpid())]
         self.until = until
         """Receive until this LSN; None: until stopped. May be increased later."""
         self._backoff = Backoff(*_BACKOFF)
@@ -74,6 +77,10 @@ class ReceiverProcess:
         self._runs_until, self._start_at = self.until, None
         self._reached = False
         reserve_error(self._error)
+        if (
+            Lock.holder(self._changelog) is None
+        ):  # what a process has left that was killed; its number may be used again
+            self._report.unlink(missing_ok=True)
         command = [*self._command, *(["--until", str(self.until)] if self.until is not None else [])]
         self._started = time.monotonic()
         with self._log.open("ab") as log:

@@ -59,10 +59,6 @@ class Follower:
         """The same: there is nothing that must be completed."""
         self._stopping.set()
 
-    def has_slot(self) -> bool:
-        """It needs none."""
-        return True
-
     def check(self) -> None:
         """Raise the error that has ended it."""
         if self._failure is not None:

@@ -9,7 +9,8 @@ If the source does not answer, it is not known who has the slot. Then only the m
 goes on, with what is in the log.
 
 `wait_until_free` is called before Spark is started, so that a machine that waits holds no executors. The slot may be
-taken after that, so `wait_for_slot` is called again before anything is written.
+taken after that, so `wait_for_slot` is called again before anything is written. A run without an end waits as long as
+it takes; one with an end fails after `PATIENCE`.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ import logging
 import socket
 import threading
 import time
-from contextlib import suppress
 from typing import Final, Protocol
 
 from walmere.changelog.store.log_store import read_head
 from walmere.config import Config
-from walmere.errors import SourceUnavailable, StoreUnavailable
+from walmere.errors import SlotInUse, SourceUnavailable, StoreUnavailable
+from walmere.storage import Lock
 from walmere.subscription.shared.state import read_state
-from walmere.subscription.shared.store import running_elsewhere, store_of_config
+from walmere.subscription.shared.store import slot_user, store_of_config
 
 _log = logging.getLogger(__name__)
 
-_POLL: Final = 2.0
+PATIENCE: Final = 90.0
+"""Seconds: more than `wal_sender_timeout`, after which the server frees the slot of a machine that is lost."""
+_POLL: Final = 5.0
 """Seconds between two looks at the source."""
 _POLL_RECEIVER: Final = 0.05
 
@@ -50,39 +53,64 @@ def has_log(config: Config) -> bool:
     return store is not None and read_head(store) is not None
 
 
-def wait_until_free(config: Config, stopping: threading.Event) -> None:
-    """Return when the subscription is not running on another machine, or `stopping` is set."""
-    if config.subscription.store is None:
-        return
-    warned = False
-    with suppress(SourceUnavailable, StoreUnavailable):  # the run waits for them itself
-        while (why := _why_wait(config)) is not None:
-            warned = _warn(why, warned=warned)
-            if stopping.wait(_POLL):
-                return
+def wait_until_free(config: Config, stopping: threading.Event, *, ends: bool) -> None:
+    """Return when the subscription is not running on another machine, or `stopping` is set.
+
+    `ends`: of a run with an end. Raises SlotInUse.
+    """
+    if config.subscription.store is None or Lock.holder(config.changelog) is not None:
+        return  # with a receiver on this machine, it is running here
+    patience = _Patience(ends)
+    while not _is_free(config, patience) and not stopping.wait(_POLL):
+        pass
 
 
-def wait_for_slot(receiver: Receiving, config: Config, stopping: threading.Event) -> None:
-    """Return when the receiver has the slot, or `stopping` is set."""
+def wait_for_slot(receiver: Receiving, config: Config, stopping: threading.Event, *, ends: bool) -> None:
+    """Return when the receiver has the slot, or `stopping` is set; or without the source, see above."""
+    patience = _Patience(ends)
     look_at = time.monotonic() + _POLL
-    warned = False
     while not receiver.has_slot() and not stopping.wait(_POLL_RECEIVER):
         receiver.check()
-        if time.monotonic() >= look_at:
-            try:
-                if (why := _why_wait(config)) is not None:
-                    warned = _warn(why, warned=warned)
-            except SourceUnavailable:
-                return
-            except StoreUnavailable:  # the receiver waits for it
-                pass
-            look_at = time.monotonic() + _POLL
+        if time.monotonic() < look_at:
+            continue
+        try:
+            why = _why_wait(config)
+        except SourceUnavailable:
+            return
+        except StoreUnavailable:  # the receiver waits for it
+            why = None
+        if why is not None and not receiver.has_slot():
+            patience.wait_because(why)
+        look_at = time.monotonic() + _POLL
 
 
-def _warn(why: str, *, warned: bool) -> bool:
-    if not warned:
-        _log.warning("%s; waiting until it has ended", why)
-    return True
+class _Patience:
+    """How long to wait, and one warning."""
+
+    def __init__(self, ends: bool) -> None:
+        self.warned = False
+        self._until = time.monotonic() + PATIENCE if ends else None
+
+    def wait_because(self, why: str) -> None:
+        """Warn once. Raises SlotInUse if it has taken too long."""
+        if self._until is not None and time.monotonic() > self._until:
+            hint = "it applies the changes; end it first if they should be applied here"
+            raise SlotInUse("running the subscription up to an LSN", why, hint)
+        if not self.warned:
+            _log.warning("%s; waiting until it has ended", why)
+        self.warned = True
+
+
+def _is_free(config: Config, patience: _Patience) -> bool:
+    try:
+        why = _why_wait(config)
+    except SourceUnavailable:  # the run itself waits for it
+        return True
+    except StoreUnavailable:  # likewise, unless another machine was running
+        return not patience.warned
+    if why is not None:
+        patience.wait_because(why)
+    return why is None
 
 
 def _why_wait(config: Config) -> str | None:
@@ -91,7 +119,7 @@ def _why_wait(config: Config) -> str | None:
     Raises SourceUnavailable if the source does not answer, and the last driver was on this machine.
     """
     try:
-        receiver = running_elsewhere(config)
+        receiver = slot_user(config)
     except SourceUnavailable as error:
         if (driver := _last_driver_elsewhere(config)) is None:
             raise

@@ -96,18 +96,26 @@ def set_paused(config: Config, paused: bool) -> None:
 
 def running_elsewhere(config: Config) -> str | None:
     """The name of the receiver that uses the slot, if it is not on this machine; None: there is none."""
-    store = store_of_config(config)
-    if store is None or Lock.holder(config.changelog) is not None:
+    if config.subscription.store is None or Lock.holder(config.changelog) is not None:
         return None
+    return slot_user(config)
+
+
+def slot_user(config: Config) -> str | None:
+    """The name of the receiver that was the last one, if the slot of a log in a store is in use; None: it is free.
+
+    Raises SourceUnavailable and StoreError.
+    """
     from walmere.publisher import slot  # noqa: PLC0415  others need no database driver
     from walmere.publisher.connect import connect, translate_errors  # noqa: PLC0415
 
+    store = store_of_config(config)
     with (
         closing(connect(config.source, "walmere")) as connection,
         translate_errors(config.source, f"reading replication slot {config.source.slot}"),
     ):
         found = slot.read(connection, config.source.slot)
-    head = read_head(store)
+    head = None if store is None else read_head(store)
     return None if found is None or not found.active or head is None else head[0].writer
 
 
