@@ -233,14 +233,19 @@ class Subscription:
                 wait_until_free(self.config, self._stopping, ends=ends)
             if self._stopping.is_set():
                 return
-            made = self.launcher(
-                on_progress=on_progress,
-                on_batch_end=on_batch_end,
-                on_retry=on_retry,
-                take_over=take_over,
-                receives=receives,
-                ends=ends,
-            )
+            try:
+                made = self.launcher(
+                    on_progress=on_progress,
+                    on_batch_end=on_batch_end,
+                    on_retry=on_retry,
+                    take_over=take_over,
+                    receives=receives,
+                    ends=ends,
+                )
+            except Exception:
+                if self._stopping.is_set():  # the signal that stops this process has ended Spark's JVM, too
+                    return
+                raise
             self._work(made, until)
 
     def launcher(

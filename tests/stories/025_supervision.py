@@ -246,6 +246,22 @@ def test_a_run_ends_within_ten_seconds_whatever_the_source_does(
     assert "Traceback" not in said.read_text(), said.read_text()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("after", [0.0, 0.7, 1.5, 2.5])
+def test_a_start_that_is_stopped_together_with_its_jvm_is_no_error(
+    database18: Database, tmp_path: Path, after: float
+) -> None:
+    """As by `systemctl stop` and `timeout`, whose signal reaches all processes."""
+    database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
+    mirror, said = Mirror(database18, tmp_path), tmp_path / "said.log"
+    with running("run", "-c", mirror.file, output=said) as run:
+        eventually(lambda: any(each.name() == "java" for each in psutil.Process(run.pid).children(recursive=True)))
+        time.sleep(after)  # somewhere in the start of Spark
+        os.killpg(run.pid, signal.SIGTERM)
+        assert run.wait(15) == 0, said.read_text()
+    assert "hint" not in said.read_text()
+
+
 def test_a_full_lake_is_waited_for_and_a_run_that_ends_by_itself_gives_up(
     database18: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from walmere.errors import ConfigError, SparkUnavailable
 from walmere.spark import class_data, interpreters, placement
 from walmere.spark.daemon import MODULE, NICE
-from walmere.spark.jvm import JVM_OPTIONS, require_java
+from walmere.spark.jvm import JVM_OPTIONS, require_alive, require_java
 from walmere.spark.spark_log import log_own_to, log_to, stderr_to
 
 _LOCAL: Final = "local[*]"
@@ -114,9 +115,12 @@ def stopped_after_error() -> Iterator[None]:
     had_one = active_session() is not None
     try:
         yield
-    except BaseException:
-        if not had_one and (started := active_session()) is not None:
-            started.stop()
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # the JVM may have ended
+            if not had_one and (started := active_session()) is not None:
+                started.stop()
+        if isinstance(error, Py4JError | OSError):
+            require_alive(seconds=2.0)  # its connections are lost somewhat before its process has ended
         raise
 
 
