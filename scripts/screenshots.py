@@ -26,7 +26,7 @@ from walmere.testing.server import LOGICAL, Server, binaries, free_port
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-ROWS = 2_000_000
+ROWS = 8_000_000
 FLOW_SECONDS = 75
 MAX_BYTES = 300_000
 
