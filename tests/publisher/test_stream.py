@@ -18,7 +18,7 @@ from walmere.pgoutput.replication import XLogData, decode_frame
 from walmere.publisher import copy, slot, snapshot
 from walmere.publisher.catalog import emit_message, published_tables, require_publications, wal_position
 from walmere.publisher.connect import connect
-from walmere.publisher.stream import Stream, identify_system
+from walmere.publisher.stream import Stream, end_when_lost, identify_system
 
 HARD_NAMES = [
     "Pub",
@@ -329,3 +329,19 @@ def test_a_partition_is_its_ancestors_where_one_publication_says_so(database: Da
         assert published("leaves") == ["high", "low", "mid"]
         assert published("leaves", "one") == ["branch", "low"]
         assert published("leaves", "one", "all_of_it") == ["root"]
+
+
+@pytest.mark.parametrize(
+    ("on_server", "in_dsn", "expected"),
+    [("60s", "", "20s"), ("0", "", "20s"), ("3s", "", "3s"), ("60s", "5min", "5min"), ("60s", "0", "0")],
+)
+def test_the_time_after_which_the_server_ends_a_lost_connection_is_shortened_and_never_extended(
+    database: Database, on_server: str, in_dsn: str, expected: str
+) -> None:
+    database.execute(f"ALTER DATABASE {database.name} SET wal_sender_timeout = '{on_server}'")
+    options = f"?options=-cwal_sender_timeout%3D{in_dsn}" if in_dsn else ""
+    source = source_of(database, dsn=f"{database.dsn}{options}")
+    with closing(connect(source, "test", replication=True)) as connection:
+        end_when_lost(source, connection, 20.0)
+        row = connection.execute("SHOW wal_sender_timeout").fetchone()
+    assert row == (expected,)

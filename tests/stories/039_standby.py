@@ -29,6 +29,13 @@ def machine(database: Database, directory: Path, bucket: Bucket, name: str) -> M
     return mirror
 
 
+def through(source: Proxy, database: Database, mirror: Mirror) -> Path:
+    """The mirror's configuration, with connections through the proxy."""
+    file = mirror.file.with_name(f"through-{mirror.file.name}")
+    file.write_text(mirror.file.read_text().replace(f":{database.server.port}/", f":{source.port}/"))
+    return file
+
+
 def test_while_the_source_is_down_a_machine_applies_what_its_log_has(
     database18: Database, tmp_path: Path, bucket: Bucket
 ) -> None:
@@ -36,7 +43,7 @@ def test_while_the_source_is_down_a_machine_applies_what_its_log_has(
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
     with Proxy(database.server.port) as source:
         mirror = machine(database, tmp_path, bucket, "one")
-        mirror.file.write_text(mirror.file.read_text().replace(f":{database.server.port}/", f":{source.port}/"))
+        mirror.file = through(source, database, mirror)
         mirror.run_once()
         database.execute("INSERT INTO t SELECT generate_series(1, 100)")
         receive_all(database, mirror.config)
@@ -46,7 +53,7 @@ def test_while_the_source_is_down_a_machine_applies_what_its_log_has(
 
 @pytest.mark.long
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("lost", ["machine", "driver"])
+@pytest.mark.parametrize("lost", ["machine", "driver", "network"])
 def test_a_standby_goes_on_when_the_other_machine_or_its_driver_is_lost_and_that_one_is_the_standby_later(
     database18: Database, tmp_path: Path, bucket: Bucket, lost: str
 ) -> None:
@@ -58,16 +65,25 @@ def test_a_standby_goes_on_when_the_other_machine_or_its_driver_is_lost_and_that
     def waits(name: str) -> bool:
         return "is running on another machine" in said[name].read_text()
 
-    with MixedLoad(database, 39, writers=2, pause=0.1), running("run", "-c", one.file, output=said["one"]) as first:
+    with (
+        Proxy(database.server.port) as source,
+        MixedLoad(database, 39, writers=2, pause=0.1),
+        running("run", "-c", through(source, database, one), output=said["one"]) as first,
+    ):
         eventually(lambda: all(one.phase(table) == "r" for table in MixedLoad.TABLES), 90, said["one"].read_text)
         copied = {each.name: each.snapshot_lsn for each in one.tables()}
         with running("run", "-c", two.file, output=said["two"]) as second:
             eventually(lambda: waits("two"), 60, said["two"].read_text)
             if lost == "machine":
                 os.killpg(first.pid, signal.SIGKILL)
-            else:  # its receiver ends by itself, some time later
+            elif lost == "driver":  # its receiver ends by itself, some time later
                 first.kill()
+            else:  # the server ends the connection, some time later
+                source.freeze()
             two.becomes(lambda: len(list(two.tables())) == 3 and all(each.follows for each in two.tables()))
+            if lost == "network":
+                eventually(lambda: first.poll() == 1, 60, said["one"].read_text)
+                assert "taken over" in said["one"].read_text()
             with running("run", "-c", one.file, output=said["again"]) as again:
                 eventually(lambda: waits("again"), 60, said["again"].read_text)
                 reached = min(each.applied_lsn for each in two.tables())

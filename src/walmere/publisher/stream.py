@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from psycopg import OperationalError, generators, pq
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from walmere.config import Source
 from walmere.errors import SourceUnavailable
@@ -47,6 +47,22 @@ def identify_system(connection: Connection) -> System:
     assert row is not None
     identifier, timeline, position, database = row
     return System(str(identifier), int(timeline), Lsn.parse(position), database)
+
+
+def end_when_lost(source: Source, connection: Connection, seconds: float) -> None:
+    """Have the server end this connection, and free the slot, if it hears nothing from here for so long.
+
+    Otherwise it waits for `wal_sender_timeout`: a minute by default, or for ever if that is 0. A shorter setting of the
+    server, or one in the connection string, is kept.
+    """
+    limit = round(seconds * 1000)
+    with translate_errors(source, "setting wal_sender_timeout"):
+        connection.execute(
+            SQL(
+                "SELECT pg_catalog.set_config(name, {}, false) FROM pg_catalog.pg_settings"
+                " WHERE name = 'wal_sender_timeout' AND source <> 'client' AND setting::int NOT BETWEEN 1 AND {}"
+            ).format(Literal(str(limit)), Literal(limit))
+        )
 
 
 class Stream:

@@ -55,7 +55,7 @@ from walmere.lsn import INVALID_LSN, Lsn
 from walmere.publisher import catalog, column_lists, slot
 from walmere.publisher.connect import SLOT_MISSING_HINT, connect, translate_errors
 from walmere.publisher.database import database_oid
-from walmere.publisher.stream import Stream, System, identify_system
+from walmere.publisher.stream import Stream, System, end_when_lost, identify_system
 from walmere.storage import Lock
 from walmere.subscription.heartbeat import Heartbeat
 from walmere.subscription.progress import SinkPositions
@@ -83,6 +83,8 @@ UNCONFIRMED_BYTES: Final = 16 << 20
 """With a store: WAL without changes is confirmed when there is this much of it, the size of a WAL segment."""
 AT_REST: Final = 15.0
 """With a store: and when the source has not written WAL for so many seconds."""
+LOST_AFTER: Final = 20.0
+"""With a store: the server frees the slot after so many silent seconds, so that another machine can go on."""
 START_AGAIN: Final = "run `walmere drop`, then start the subscription again"
 _CANCEL_TIMEOUT: Final = 2.0
 """Wait this many seconds for the server to cancel a command."""
@@ -467,6 +469,8 @@ class _Session:
 
     def start(self, position: Lsn) -> None:
         """START_REPLICATION at the end of the log."""
+        if self._config.subscription.store is not None:
+            end_when_lost(self._config.source, self._replication, LOST_AFTER)
         self.stream = Stream(self._config.source, self._replication, position)
 
     def started(self, durable: Lsn, *, stored: bool) -> None:

@@ -2,7 +2,7 @@
 
 PostgreSQL lets one receiver stream from a slot. A driver takes over the state in the store only when the receiver
 beside it has the slot. It is free when the run on the other machine has ended; or when that machine is lost, and the
-server has ended its connection (`wal_sender_timeout`). Otherwise each start would take over from the other machine,
+server has ended its connection (`receiver.LOST_AFTER`). Otherwise each start would take over from the other machine,
 whose supervisor would start it again, and so on.
 
 If the source does not answer, it is not known who has the slot. Then only the machine whose driver was the last one
@@ -31,7 +31,7 @@ from walmere.subscription.shared.store import slot_user, store_of_config
 _log = logging.getLogger(__name__)
 
 PATIENCE: Final = 90.0
-"""Seconds: more than `wal_sender_timeout`, after which the server frees the slot of a machine that is lost."""
+"""Seconds: more than it takes until the slot of a machine or a driver that is lost is free."""
 _POLL: Final = 5.0
 """Seconds between two looks at the source."""
 _POLL_RECEIVER: Final = 0.05
